@@ -1,0 +1,64 @@
+"""Client channels: keepalive that servers of ours allow, message limits, typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import grpc
+
+from chiasm.errors import from_rpc
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+T = TypeVar("T", covariant=True)
+
+
+class _Readable(Protocol[T]):
+    async def read(self) -> T: ...
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`. Cheap; connects on first use."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Inside, a failed rpc raises the ChiasmError its server meant."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error) from error
+
+
+async def messages(call: _Readable[T]) -> AsyncIterator[T]:
+    """Iterates a call's responses with typed errors.
+
+    A cancelled call raises `asyncio.CancelledError`, as grpc does.
+    """
+    while True:
+        with typed_errors():
+            message = await call.read()
+        if message is grpc.aio.EOF:
+            return
+        yield message
+
+
+async def close_quietly(call: grpc.aio.Call) -> None:
+    """Cancels a call if it still runs and lets the event loop see the end of it."""
+    if call.cancel():
+        await asyncio.sleep(0)

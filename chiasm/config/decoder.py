@@ -1,0 +1,102 @@
+"""Settings of decoder_svc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chiasm.config.server import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """How the language model is laid over ranks."""
+
+    tp_size: int = 1
+    """Tensor parallel ranks."""
+    pp_size: int = 1
+    """Pipeline stages."""
+
+    def __post_init__(self) -> None:
+        if self.tp_size < 1 or self.pp_size < 1:
+            raise ValueError("--tp-size and --pp-size must be at least 1")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tp_size * self.pp_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Budgets of one step."""
+
+    max_running_requests: int = 256
+    """Sequences that decode at once."""
+    max_waiting_requests: int = 1024
+    """Requests that may wait before new ones are refused with RESOURCE_EXHAUSTED."""
+    chunked_prefill_size: int = 2048
+    """Prompt tokens of one step, over all requests."""
+    prefix_cache: bool = True
+    """Keep the pages of finished prompts for requests that begin the same way."""
+
+    def __post_init__(self) -> None:
+        if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
+            raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """Pages of KV and slots of embedding rows."""
+
+    block_size: int = 16
+    """Tokens of one KV page."""
+    kv_blocks: int = 0
+    """KV pages; 0 = from mem_fraction_static on cuda, from kv_bytes on cpu."""
+    kv_bytes: int = 1073741824
+    """Bytes of KV pages on cpu, all layers."""
+    mem_fraction_static: float = 0.88
+    """Share of GPU memory for weights and KV pages."""
+    slab_bytes: int = 268435456
+    """Bytes of the slab that embedding rows land in."""
+    slab_page_rows: int = 64
+    """Rows of one slot of the slab."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.slab_page_rows < 1 or self.slab_bytes < 1:
+            raise ValueError("--block-size, --slab-page-rows and --slab-bytes must be positive")
+        if not 0 < self.mem_fraction_static < 1:
+            raise ValueError("--mem-fraction-static must be between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """One decoder replica: the language model, pipeline x tensor parallel."""
+
+    model: str
+    """Checkpoint directory, or `demo`."""
+    server: ServerConfig = field(default_factory=ServerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto."""
+    dtype: str = "auto"
+    """Weights and arithmetic: float32, bfloat16, float16, or auto (bfloat16 on cuda, float32 on cpu)."""
+    row_dtype: str = "auto"
+    """Dtype of rows on the wire; auto = dtype. Must equal the encoder's."""
+    transport: str = "auto"
+    """auto, nixl or grpc."""
+    max_model_len: int = 0
+    """Most tokens of prompt and answer; 0 = the checkpoint's."""
+    embedding_timeout_s: float = 120.0
+    """How long a request waits for rows before it is failed."""
+    num_threads: int = 0
+    """Torch threads; 0 = torch's default."""
+    digest: str = "sampled"
+    """sampled (64 KiB of every tensor) or full."""
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("auto", "nixl", "grpc"):
+            raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
+        if self.digest not in ("sampled", "full"):
+            raise ValueError(f"--digest must be sampled or full, got {self.digest!r}")

@@ -1,0 +1,53 @@
+"""Settings of encoder_svc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chiasm.config.server import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """One encoder replica: the vision tower, data parallel."""
+
+    model: str
+    """Checkpoint directory, or `demo`."""
+    server: ServerConfig = field(default_factory=ServerConfig)
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto."""
+    dtype: str = "auto"
+    """Tower weights and arithmetic: float32, bfloat16, float16, or auto (bfloat16 on cuda, float32 on cpu)."""
+    row_dtype: str = "auto"
+    """Dtype of rows on the wire; auto = dtype. Must equal the decoder's."""
+    transport: str = "auto"
+    """auto, nixl or grpc."""
+    max_batch_patches: int = 16384
+    """Patches in one forward, over all items of a batch (one larger item runs alone)."""
+    max_item_patches: int = 262144
+    """Patches of one item; more is refused."""
+    max_pending_patches: int = 1048576
+    """Patches waiting or running before new work is refused with RESOURCE_EXHAUSTED."""
+    max_media_bytes: int = 268435456
+    """Bytes of one medium."""
+    cache_bytes: int = 1073741824
+    """Rows kept, in bytes: in flight and finished together."""
+    segment_rows: int = 4096
+    """Most rows of one segment (of a clip, and of a very large picture)."""
+    preprocess_workers: int = 2
+    """Threads that decode, resize and patchify."""
+    num_threads: int = 0
+    """Torch threads; 0 = torch's default."""
+    fetch_grace_s: float = 5.0
+    """How long a Fetch that arrives before its Encode may wait."""
+    digest: str = "sampled"
+    """sampled (64 KiB of every tensor) or full."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_patches", "max_item_patches", "cache_bytes", "segment_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be positive")
+        if self.transport not in ("auto", "nixl", "grpc"):
+            raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
+        if self.digest not in ("sampled", "full"):
+            raise ValueError(f"--digest must be sampled or full, got {self.digest!r}")

@@ -1,0 +1,78 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chiasm.config.server import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig:
+    """What media may be fetched and how large they may be."""
+
+    allowed_media_domains: tuple[str, ...] = ()
+    """Hosts media may be fetched from; empty = any public address."""
+    allow_private_media: bool = False
+    """Also fetch from private, loopback and link-local addresses (tests, closed networks)."""
+    allowed_local_media_path: str = ""
+    """Root below which file: URLs are read; empty = none."""
+    max_redirects: int = 3
+    """Redirects followed, each hop checked again."""
+    fetch_timeout_s: float = 20.0
+    """Seconds for one medium, all hops."""
+    connect_timeout_s: float = 5.0
+    """Seconds for one connection."""
+    max_image_bytes: int = 33554432
+    """Bytes of one picture's file."""
+    max_video_bytes: int = 268435456
+    """Bytes of one clip's file."""
+    max_image_pixels: int = 134217728
+    """Pixels of one picture as stored."""
+    max_items: int = 32
+    """Pictures and clips of one request."""
+    limit_mm_per_prompt: tuple[str, ...] = ()
+    """Per kind, as image=N or video=N."""
+    max_bytes_in_flight: int = 2147483648
+    """Bytes of media held for all requests together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """How much the gateway takes in."""
+
+    max_inflight: int = 1024
+    """Requests inside; more are refused with 429."""
+    max_body_bytes: int = 536870912
+    """Bytes of one request body."""
+    request_timeout_s: float = 600.0
+    """Deadline of one request, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """The gateway: OpenAI REST and gRPC in, encoders and decoders out."""
+
+    model: str
+    """Checkpoint directory (tokenizer, template and processor files; no weights are read), or `demo`."""
+    server: ServerConfig = field(default_factory=lambda: ServerConfig(port=8000))
+    media: MediaConfig = field(default_factory=MediaConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    grpc_port: int = 0
+    """Port of the gRPC face; 0 takes a free one."""
+    discovery: str = "static"
+    """static, dns or kubernetes."""
+    encoder_urls: tuple[str, ...] = ()
+    """Encoders, host:port."""
+    decoder_urls: tuple[str, ...] = ()
+    """Decoders, host:port."""
+    served_model_name: tuple[str, ...] = ()
+    """Names requests may use; empty = the checkpoint directory's name."""
+    api_key_file: str = ""
+    """File of SHA-256 hex digests of API keys, one a line; empty = no keys asked for."""
+
+    def __post_init__(self) -> None:
+        if self.discovery not in ("static", "dns", "kubernetes"):
+            raise ValueError(
+                f"--discovery must be static, dns or kubernetes, got {self.discovery!r}"
+            )

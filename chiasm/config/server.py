@@ -1,0 +1,29 @@
+"""Settings every service has. Nothing large is on by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where a service listens and how it stops."""
+
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    port: int = 0
+    """Port to bind; 0 takes a free one and prints it."""
+    advertise_host: str = ""
+    """Host peers should dial; empty = `host`. Never a virtual IP."""
+    metrics_port: int = -1
+    """Port of Prometheus metrics and /health for gRPC services; -1 = off, 0 = a free one."""
+    drain_s: float = 30.0
+    """Seconds to finish work after SIGTERM before it is cancelled."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must be in [0, 65535], got {self.port}")
+        if self.drain_s < 0:
+            raise ValueError(f"--drain-s must not be negative, got {self.drain_s}")

@@ -1,0 +1,233 @@
+"""Media plans and promises as frozen values, and their protobuf twins.
+
+The gateway makes them, encoder and decoder obey them. Owns no policy: how a plan is made is
+`gateway.planning`'s business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chiasm.v1 import common_pb2, decoder_pb2
+
+
+class Modality(StrEnum):
+    """What kind of medium a part of a message is."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+
+
+class Cause(StrEnum):
+    """Why rows did not arrive."""
+
+    LOST = "lost"
+    EVICTED = "evicted"
+    PREEMPTED = "preempted"
+    TIMEOUT = "timeout"
+    INVALID_MEDIA = "invalid_media"
+    TOO_LARGE = "too_large"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another encoder may do better; the client's own faults are never retried."""
+        return self not in (Cause.INVALID_MEDIA, Cause.TOO_LARGE)
+
+    def to_proto(self) -> common_pb2.Cause:
+        """The wire value."""
+        return common_pb2.Cause.Value(f"CAUSE_{self.name}")
+
+    @classmethod
+    def from_proto(cls, value: common_pb2.Cause) -> Cause:
+        """Raises ValueError for an unspecified or unknown cause."""
+        return cls(common_pb2.Cause.Name(value).removeprefix("CAUSE_").lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Half-open range of rows or frames."""
+
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def intersect(self, other: Span) -> Span:
+        """The overlap; empty (begin == end) when there is none."""
+        begin = max(self.begin, other.begin)
+        return Span(begin, max(begin, min(self.end, other.end)))
+
+    def to_proto(self) -> common_pb2.Range:
+        """The wire value."""
+        return common_pb2.Range(begin=self.begin, end=self.end)
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.Range) -> Span:
+        """Raises ValueError when the range runs backwards."""
+        if message.end < message.begin:
+            raise ValueError(f"range runs backwards: [{message.begin}, {message.end})")
+        return cls(message.begin, message.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches before merging: temporal x vertical x horizontal."""
+
+    t: int
+    h: int
+    w: int
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return self.t * self.h * self.w
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPlan:
+    """What the gateway decided about one medium. See `MediaPlan` in common.proto."""
+
+    digest: bytes
+    family: str
+    modality: Modality
+    source_height: int
+    source_width: int
+    resized_height: int
+    resized_width: int
+    grids: tuple[Grid, ...]
+    num_rows: int
+    media_bytes: int
+    media_type: str
+    frame_indices: tuple[int, ...] = ()
+    frame_timestamps_s: tuple[float, ...] = ()
+    seconds_per_grid: float = 0.0
+
+    @property
+    def patches(self) -> int:
+        """Patches the tower has to see: the encoder's unit of work."""
+        return sum(grid.patches for grid in self.grids)
+
+    def to_proto(self) -> common_pb2.MediaPlan:
+        """The wire value."""
+        return common_pb2.MediaPlan(
+            digest=self.digest,
+            family=self.family,
+            modality=common_pb2.Modality.Value(f"MODALITY_{self.modality.name}"),
+            source_height=self.source_height,
+            source_width=self.source_width,
+            resized_height=self.resized_height,
+            resized_width=self.resized_width,
+            grids=[common_pb2.Grid(t=g.t, h=g.h, w=g.w) for g in self.grids],
+            num_rows=self.num_rows,
+            frame_indices=self.frame_indices,
+            frame_timestamps_s=self.frame_timestamps_s,
+            seconds_per_grid=self.seconds_per_grid,
+            media_bytes=self.media_bytes,
+            media_type=self.media_type,
+        )
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.MediaPlan) -> MediaPlan:
+        """Raises ValueError for a modality this build does not know."""
+        return cls(
+            digest=message.digest,
+            family=message.family,
+            modality=Modality(
+                common_pb2.Modality.Name(message.modality).removeprefix("MODALITY_").lower()
+            ),
+            source_height=message.source_height,
+            source_width=message.source_width,
+            resized_height=message.resized_height,
+            resized_width=message.resized_width,
+            grids=tuple(Grid(g.t, g.h, g.w) for g in message.grids),
+            num_rows=message.num_rows,
+            media_bytes=message.media_bytes,
+            media_type=message.media_type,
+            frame_indices=tuple(message.frame_indices),
+            frame_timestamps_s=tuple(message.frame_timestamps_s),
+            seconds_per_grid=message.seconds_per_grid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One place where the rows of a part can be fetched."""
+
+    encode_id: bytes
+    endpoint: str
+    encoder_epoch: int
+
+    def to_proto(self) -> decoder_pb2.Source:
+        """The wire value."""
+        return decoder_pb2.Source(
+            encode_id=self.encode_id, endpoint=self.endpoint, encoder_epoch=self.encoder_epoch
+        )
+
+    @classmethod
+    def from_proto(cls, message: decoder_pb2.Source) -> Source:
+        """The value of a wire message."""
+        return cls(message.encode_id, message.endpoint, message.encoder_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of rows of one item and where it comes from."""
+
+    part: int
+    rows: Span
+    source: Source
+    frames: Span | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One medium of a prompt: its plan, its first placeholder position, its parts by row range."""
+
+    item: int
+    plan: MediaPlan
+    prompt_offset: int
+    parts: tuple[Part, ...]
+
+    def to_proto(self) -> decoder_pb2.Promise:
+        """The wire value."""
+        return decoder_pb2.Promise(
+            item=self.item,
+            plan=self.plan.to_proto(),
+            prompt_offset=self.prompt_offset,
+            parts=[
+                decoder_pb2.Part(
+                    part=p.part,
+                    rows=p.rows.to_proto(),
+                    frames=p.frames.to_proto() if p.frames else None,
+                    source=p.source.to_proto(),
+                    attempt=p.attempt,
+                )
+                for p in self.parts
+            ],
+        )
+
+    @classmethod
+    def from_proto(cls, message: decoder_pb2.Promise) -> Promise:
+        """Raises ValueError when the parts do not cover the item's rows without gap or overlap."""
+        plan = MediaPlan.from_proto(message.plan)
+        parts = tuple(
+            Part(
+                part=p.part,
+                rows=Span.from_proto(p.rows),
+                source=Source.from_proto(p.source),
+                frames=Span.from_proto(p.frames) if p.HasField("frames") else None,
+                attempt=p.attempt,
+            )
+            for p in message.parts
+        )
+        edge = 0
+        for part in parts:
+            if part.rows.begin != edge or not len(part.rows):
+                raise ValueError(f"item {message.item}: part {part.part} does not begin at {edge}")
+            edge = part.rows.end
+        if edge != plan.num_rows:
+            raise ValueError(f"item {message.item}: parts cover {edge} of {plan.num_rows} rows")
+        return cls(message.item, plan, message.prompt_offset, parts)

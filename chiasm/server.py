@@ -1,0 +1,97 @@
+"""A gRPC server with health, reflection, limits and an orderly end. All three services use it.
+
+Life: bind -> not serving -> ready(True) -> SIGTERM -> not serving -> drain -> stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from chiasm.errors import Unavailable
+from chiasm.interceptors import ErrorInterceptor
+
+logger = logging.getLogger(__name__)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    # Clients may ping every 10 s, also without calls: silent prefills are not punished.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+)
+
+
+class Server:
+    """Owns one grpc.aio server.
+
+    Args:
+        host: Address to bind.
+        port: Port to bind; 0 takes a free one.
+        drain_s: Seconds that open rpcs get after `stop`.
+    """
+
+    def __init__(self, host: str, port: int, *, drain_s: float = 30.0) -> None:
+        self.grpc = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=SERVER_OPTIONS)
+        self._host = host
+        self._drain_s = drain_s
+        self._health = health.aio.HealthServicer()
+        self._names: tuple[str, ...] = ()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        try:
+            self.port = self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {host}:{port}: is the port in use?") from error
+
+    @property
+    def address(self) -> str:
+        """host:port as bound."""
+        return f"{self._host}:{self.port}"
+
+    async def start(self, service_names: Sequence[str]) -> None:
+        """Starts serving; health says NOT_SERVING until `ready(True)`."""
+        self._names = (*service_names, "")
+        reflection.enable_server_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+        )
+        await self.ready(False)
+        await self.grpc.start()
+
+    async def ready(self, ready: bool) -> None:
+        """Sets health for every service and for the server as a whole."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in self._names:
+            await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Not ready, then drain, then cancel what is left."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(self._drain_s)
+
+
+async def until_signal(on_first: Callable[[], None] | None = None) -> None:
+    """Returns on the first SIGTERM or SIGINT; a second one kills the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def received(number: int) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if on_first is not None:
+            on_first()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received, number)
+    await stop.wait()

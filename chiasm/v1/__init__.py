@@ -1,0 +1,1 @@
+"""Generated stubs of `proto/chiasm/v1` (`make proto`)."""
