@@ -1,0 +1,1 @@
+"""Draws, trains and evaluates the demo checkpoint that ships in `chiasm/demo`."""
