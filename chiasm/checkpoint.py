@@ -1,0 +1,63 @@
+"""Turns `--model` into a directory of checkpoint files.
+
+A name is, in this order: `demo`, a directory, a hub id that is in the local cache, a hub id that can
+be downloaded. Reads no weights and imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from pathlib import Path
+
+DEMO = "demo"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Everything a service reads: configs, tokenizer and template files, and weights that are plain data.
+_WANTED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+
+
+def resolve_model(name_or_path: str) -> Path:
+    """The absolute directory that holds the checkpoint's config.json.
+
+    Raises:
+        ValueError: It is neither `demo`, nor such a directory, nor a hub id that can be had.
+    """
+    if name_or_path == DEMO:
+        return _checked(_demo_checkpoint(), name_or_path)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _checked(path.resolve(), name_or_path)
+    if not _HUB_ID.fullmatch(name_or_path):
+        raise ValueError(f"--model {name_or_path!r}: no such directory, and no hub id")
+    return _checked(_from_hub(name_or_path), name_or_path)
+
+
+def _demo_checkpoint() -> Path:
+    with importlib.resources.as_file(importlib.resources.files("chiasm.demo")) as package:
+        return (package / "checkpoint").resolve()
+
+
+def _checked(directory: Path, name: str) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"--model {name!r}: {directory} holds no config.json")
+    return directory
+
+
+def _from_hub(hub_id: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ValueError(
+            f"--model {hub_id!r}: no such directory; install huggingface_hub to use hub ids"
+        ) from error
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_WANTED, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass  # not cached yet
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_WANTED))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"--model {hub_id!r}: cannot be downloaded: {reason}") from error
