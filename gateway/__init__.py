@@ -1,0 +1,1 @@
+"""The gateway: OpenAI REST and gRPC in, encoders and decoders out. Read `pipeline.py` first."""
