@@ -1,0 +1,1 @@
+"""The encoder service: bytes and a plan in, rows of embeddings out."""

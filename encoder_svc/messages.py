@@ -1,0 +1,80 @@
+"""What crosses the seam between the encoder's engine (which makes rows) and its store (which keeps them).
+
+Frozen values and two protocols; no torch, no grpc.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from chiasm.plan import Cause, MediaPlan, Span
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """One entry to encode.
+
+    Args:
+        key: Names the entry; unique among the jobs in flight (digest and frame run together).
+        plan: The gateway's plan of the whole medium.
+        frames: The run of `plan.frame_indices` to encode; None = the whole medium.
+        rows: The rows of the medium that run yields; the whole medium when `frames` is None.
+        media: The file's bytes, all `plan.media_bytes` of them.
+        priority: Higher goes first.
+    """
+
+    key: bytes
+    plan: MediaPlan
+    frames: Span | None
+    rows: Span
+    media: bytes
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeStats:
+    """Where the time of one entry went (milliseconds), and what had to be made up."""
+
+    queue_ms: float
+    preprocess_ms: float
+    forward_ms: float
+    substituted_frames: int = 0
+
+
+class RowBuffer(Protocol):
+    """Rows of one segment, wherever they lie. Freed when the last reference goes."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: `num_rows` times the row format's `row_bytes`."""
+        ...
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Host bytes of rows [begin, end), counted from the segment's first row; contiguous."""
+        ...
+
+
+class Sink(Protocol):
+    """Whom the engine tells. Every call comes on the event loop's thread.
+
+    For each job: `segment_ready` once per segment in order, then `finished`; or `failed` at any time.
+    Nothing comes after `EncoderEngine.cancel(key)` has returned.
+    """
+
+    def segment_ready(self, key: bytes, segment: int, rows: Span, buffer: RowBuffer) -> None:
+        """Rows of a segment are there; `rows` counts in the whole medium, segments from 0."""
+        ...
+
+    def finished(self, key: bytes, stats: EncodeStats) -> None:
+        """Every segment is there."""
+        ...
+
+    def failed(self, key: bytes, cause: Cause, message: str) -> None:
+        """No further segment will come; `message` is one clean sentence."""
+        ...
