@@ -1,0 +1,160 @@
+"""The only place where metrics are declared, one class a service, each with its own registry."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+
+
+class GatewayMetrics:
+    """What users feel."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.requests = Counter(
+            "chiasm_requests", "Requests by outcome", ("code",), registry=self.registry
+        )
+        self.ttft = Histogram(
+            "chiasm_time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            ("kind",),  # text | media
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self.inter_token_latency = Histogram(
+            "chiasm_inter_token_latency_seconds",
+            "Between tokens of a stream",
+            buckets=_TOKEN,
+            registry=self.registry,
+        )
+        self.e2e = Histogram(
+            "chiasm_e2e_request_latency_seconds",
+            "From arrival to the last token",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self.inflight = Gauge(
+            "chiasm_num_requests_running", "Requests inside the gateway", registry=self.registry
+        )
+        self.prompt_tokens = Counter(
+            "chiasm_prompt_tokens", "Prompt tokens, media included", registry=self.registry
+        )
+        self.generation_tokens = Counter(
+            "chiasm_generation_tokens", "Tokens generated", registry=self.registry
+        )
+        self.embedding_lost = Counter(
+            "chiasm_embedding_lost",
+            "Parts whose rows had to be had elsewhere, by cause",
+            ("cause",),
+            registry=self.registry,
+        )
+        self.migrations = Counter(
+            "chiasm_request_migrations",
+            "Requests moved to another decoder",
+            registry=self.registry,
+        )
+        self.media_bytes = Gauge(
+            "chiasm_media_bytes", "Media held for requests in flight", registry=self.registry
+        )
+
+
+class EncoderMetrics:
+    """The encoder's own signals; `pending_patches` is what it is scaled on."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.requests = Counter(
+            "chiasm_encoder_requests", "Encode calls by outcome", ("outcome",), registry=self.registry
+        )
+        self.queue_wait = Histogram(
+            "chiasm_encoder_queue_wait_seconds", "Waiting", buckets=_LATENCY, registry=self.registry
+        )
+        self.preprocess = Histogram(
+            "chiasm_encoder_preprocess_seconds",
+            "Bytes to patches",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self.forward = Histogram(
+            "chiasm_encoder_model_forward_seconds",
+            "One batch through the tower",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self.transfer = Histogram(
+            "chiasm_encoder_transfer_seconds",
+            "Grant to Written, one segment",
+            buckets=_LATENCY,
+            registry=self.registry,
+        )
+        self.transfer_bytes = Counter(
+            "chiasm_encoder_transfer_bytes", "Bytes of rows sent", registry=self.registry
+        )
+        self.pending_patches = Gauge(
+            "chiasm_encoder_pending_patches", "Patches waiting or running", registry=self.registry
+        )
+        self.cache_bytes = Gauge(
+            "chiasm_encoder_cache_bytes", "Bytes of rows held", registry=self.registry
+        )
+        self.cache_queries = Counter(
+            "chiasm_encoder_cache_queries", "Items looked up", registry=self.registry
+        )
+        self.cache_hits = Counter(
+            "chiasm_encoder_cache_hits", "Items found or joined", registry=self.registry
+        )
+
+
+class DecoderMetrics:
+    """The decoder's own signals."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.running = Gauge(
+            "chiasm_num_requests_running", "Requests in the batch", registry=self.registry
+        )
+        self.waiting = Gauge(
+            "chiasm_num_requests_waiting", "Requests not yet in it", registry=self.registry
+        )
+        self.waiting_tokens = Gauge(
+            "chiasm_waiting_tokens", "Prompt tokens not yet prefilled", registry=self.registry
+        )
+        self.kv_usage = Gauge(
+            "chiasm_kv_cache_usage_ratio", "Pages held over pages in all", registry=self.registry
+        )
+        self.prefix_queries = Counter(
+            "chiasm_prefix_cache_queries", "Prompt tokens looked up", registry=self.registry
+        )
+        self.prefix_hits = Counter(
+            "chiasm_prefix_cache_hits", "Prompt tokens found", registry=self.registry
+        )
+        self.prompt_tokens = Counter(
+            "chiasm_prompt_tokens", "Prompt tokens", registry=self.registry
+        )
+        self.generation_tokens = Counter(
+            "chiasm_generation_tokens", "Tokens sampled", registry=self.registry
+        )
+        self.preemptions = Counter(
+            "chiasm_preemptions", "Requests put back for want of pages", registry=self.registry
+        )
+        self.embedding_lost = Counter(
+            "chiasm_embedding_lost", "Parts lost, by cause", ("cause",), registry=self.registry
+        )
+        self.slab_pages_held = Gauge(
+            "chiasm_slab_pages_held", "Slots of embedding rows in use", registry=self.registry
+        )
+        self.step_failures = Counter(
+            "chiasm_step_failures", "Steps that raised", registry=self.registry
+        )
+        self.step_time = Histogram(
+            "chiasm_step_seconds", "One engine step", buckets=_TOKEN, registry=self.registry
+        )
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Serves `/metrics` from a thread; returns the port. A negative port serves nothing."""
+    if port < 0:
+        return -1
+    server, _ = start_http_server(port, addr=host, registry=registry)
+    return int(server.server_address[1])
