@@ -1,0 +1,98 @@
+"""Starts the real services as processes and stops them, for integration tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_READY = re.compile(r"^chiasm-ready role=(\w+) address=(\S+)(?: grpc=(\S+))?")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass
+class Service:
+    """One child process and the lines it printed."""
+
+    name: str
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    address: str = ""
+    grpc: str = ""
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Reads output until the process ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if match := _READY.match(line):
+                self.address, self.grpc = match.group(2), match.group(3) or ""
+                self.ready.set()
+
+    def wait_ready(self, timeout_s: float = 90.0) -> Service:
+        """Blocks until the ready line; fails with the output if the process dies first."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ready.wait(0.05):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} is not ready:\n" + "\n".join(self.lines[-40:]))
+        return self
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+
+class Stack:
+    """Encoders, a decoder and a gateway over one checkpoint directory."""
+
+    def __init__(self, model: str | Path) -> None:
+        self.model = str(model)
+        self.services: list[Service] = []
+
+    def start(self, role: str, *flags: str) -> Service:
+        """Starts `python -m <role>`; does not wait."""
+        command = [sys.executable, "-m", role, "--model", self.model, "--port", "0", *flags]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **ONE_THREAD},
+        )
+        service = Service(role, process)
+        threading.Thread(target=service.watch, daemon=True).start()
+        self.services.append(service)
+        return service
+
+    def start_all(self, encoders: int = 2, *gateway_flags: str) -> Service:
+        """Starts everything and returns the gateway, ready."""
+        workers = [self.start("encoder_svc") for _ in range(encoders)]
+        workers.append(self.start("decoder_svc"))
+        for worker in workers:
+            worker.wait_ready()
+        flags: list[str] = []
+        for worker in workers[:-1]:
+            flags += ["--encoder-urls", worker.address]
+        flags += ["--decoder-urls", workers[-1].address]
+        return self.start("gateway", *flags, *gateway_flags).wait_ready()
+
+    def stop(self) -> dict[str, int]:
+        """SIGTERM to all, gateway first; returns exit codes by name and index."""
+        codes: dict[str, int] = {}
+        for service in reversed(self.services):
+            if service.process.poll() is None:
+                service.process.terminate()
+        for index, service in enumerate(self.services):
+            try:
+                codes[f"{service.name}-{index}"] = service.process.wait(20)
+            except subprocess.TimeoutExpired:
+                service.process.kill()
+                codes[f"{service.name}-{index}"] = service.process.wait(5)
+        return codes
