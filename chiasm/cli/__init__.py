@@ -1,0 +1,1 @@
+"""The command line: `chiasm` and what the services' own commands share."""
