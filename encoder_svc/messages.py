@@ -78,3 +78,27 @@ class Sink(Protocol):
     def failed(self, key: bytes, cause: Cause, message: str) -> None:
         """No further segment will come; `message` is one clean sentence."""
         ...
+
+
+class Engine(Protocol):
+    """What the servicer sees of `encoder_svc.engine.EncoderEngine`. Event loop's thread only.
+
+    The owner calls `engine.start(sink)` once before the first `submit`, and awaits `engine.stop()`.
+    """
+
+    @property
+    def pending_patches(self) -> int:
+        """Patches submitted and neither finished, failed nor cancelled."""
+        ...
+
+    def check(self, plan: MediaPlan, frames: Span | None, rows: Span) -> int:
+        """Patches of the job. Raises InvalidRequest or TooLarge for a plan it cannot obey."""
+        ...
+
+    def submit(self, job: EncodeJob) -> None:
+        """Starts a job that `check` accepts; its key must not be in flight."""
+        ...
+
+    def cancel(self, key: bytes) -> None:
+        """Ends a job; the sink hears nothing of it any more. Unknown keys are ignored."""
+        ...

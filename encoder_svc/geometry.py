@@ -1,0 +1,126 @@
+"""How a plan maps to patches, rows and units of work. Pure arithmetic: no pixels, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chiasm.errors import InvalidRequest
+from chiasm.plan import Grid, MediaPlan, Modality, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The tower's cell sizes: a patch is `temporal_patch` frames x `patch` x `patch` pixels, and
+    `merge` x `merge` patches make one row."""
+
+    patch: int
+    temporal_patch: int
+    merge: int
+    channels: int = 3
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in one flattened patch."""
+        return self.channels * self.temporal_patch * self.patch * self.patch
+
+    def rows(self, patches: int) -> int:
+        """Rows that so many patches merge into."""
+        return patches // (self.merge * self.merge)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A run of temporal groups [begin, end) of one medium: the least that is encoded at once.
+
+    Attention never leaves a temporal group, so the rows of a unit do not depend on its neighbours.
+    """
+
+    begin: int
+    end: int
+    grid: Grid
+
+    @property
+    def patches(self) -> int:
+        """Patches of the unit."""
+        return self.grid.patches
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one job covers: groups [begin, end) of the medium, each of `group` = 1 x h x w patches."""
+
+    begin: int
+    end: int
+    group: Grid
+    group_rows: int
+
+    @property
+    def patches(self) -> int:
+        """Patches of the run."""
+        return (self.end - self.begin) * self.group.patches
+
+    @property
+    def rows(self) -> Span:
+        """The run's rows, counted in the whole medium."""
+        return Span(self.begin * self.group_rows, self.end * self.group_rows)
+
+    def units(self, *, max_patches: int, max_rows: int) -> tuple[Unit, ...]:
+        """Cuts the run so that a unit obeys both limits; one group is never cut."""
+        step = max(1, min(max_patches // self.group.patches, max_rows // self.group_rows))
+        return tuple(
+            Unit(b, e, Grid(e - b, self.group.h, self.group.w))
+            for b in range(self.begin, self.end, step)
+            for e in (min(b + step, self.end),)
+        )
+
+
+def resolve_run(geometry: Geometry, plan: MediaPlan, frames: Span | None, rows: Span) -> Run:
+    """The groups that `frames` of the plan make.
+
+    Raises:
+        InvalidRequest: The plan contradicts itself or does not fit this tower.
+    """
+    if len(plan.grids) != 1:
+        raise InvalidRequest(f"a plan of this family has one grid, got {len(plan.grids)}")
+    grid = plan.grids[0]
+    _check_grid(geometry, plan, grid)
+    run = _frame_run(geometry, plan, grid, frames)
+    if rows != run.rows:
+        raise InvalidRequest(
+            f"the run yields rows [{run.rows.begin}, {run.rows.end}), "
+            f"the request says [{rows.begin}, {rows.end})"
+        )
+    return run
+
+
+def _check_grid(geometry: Geometry, plan: MediaPlan, grid: Grid) -> None:
+    size = (grid.h * geometry.patch, grid.w * geometry.patch)
+    if size != (plan.resized_height, plan.resized_width):
+        raise InvalidRequest(
+            f"a grid of {grid.h}x{grid.w} patches does not make "
+            f"{plan.resized_height}x{plan.resized_width} pixels"
+        )
+    if min(grid.t, grid.h, grid.w) < 1 or grid.h % geometry.merge or grid.w % geometry.merge:
+        raise InvalidRequest(f"impossible grid {grid.t}x{grid.h}x{grid.w}")
+    if plan.num_rows != geometry.rows(grid.patches):
+        raise InvalidRequest(
+            f"the grid makes {geometry.rows(grid.patches)} rows, the plan says {plan.num_rows}"
+        )
+    frames = len(plan.frame_indices) if plan.modality is Modality.VIDEO else 1
+    if grid.t != -(-frames // geometry.temporal_patch):
+        raise InvalidRequest(f"{frames} frames do not make {grid.t} temporal groups")
+    if min(plan.source_height, plan.source_width) < 1:
+        raise InvalidRequest("the plan has no source size")
+
+
+def _frame_run(geometry: Geometry, plan: MediaPlan, grid: Grid, frames: Span | None) -> Run:
+    group = Grid(1, grid.h, grid.w)
+    group_rows = geometry.rows(group.patches)
+    if frames is None:
+        return Run(0, grid.t, group, group_rows)
+    count, step = len(plan.frame_indices), geometry.temporal_patch
+    if not len(frames) or frames.end > count:
+        raise InvalidRequest(f"frame run [{frames.begin}, {frames.end}) of {count} frames")
+    if frames.begin % step or (frames.end % step and frames.end != count):
+        raise InvalidRequest(f"a frame run begins and ends on multiples of {step}")
+    return Run(frames.begin // step, -(-frames.end // step), group, group_rows)
