@@ -1,7 +1,7 @@
 """Turns `--model` into a directory of checkpoint files.
 
-A name is, in this order: `demo`, a directory, a hub id that is in the local cache, a hub id that can
-be downloaded. Reads no weights and imports no torch.
+A name is, in this order: `demo`, a directory, a hub id in the local cache, a hub id that can be
+downloaded. Reads no weights and imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 DEMO = "demo"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Everything a service reads: configs, tokenizer and template files, and weights that are plain data.
+# Everything a service reads: configs, tokenizer and template files, weights that are plain data.
 _WANTED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
 
 

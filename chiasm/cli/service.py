@@ -1,7 +1,7 @@
 """The command line of one service, derived from its config class.
 
-`run_service(EncoderConfig, "encoder_svc.app:main")` is all a `__main__.py` needs. Exit codes: 0 after an
-orderly end, 1 for a failure of the world (a port in use), 2 for settings that cannot be.
+`run_service(EncoderConfig, "encoder_svc.app:main")` is all a `__main__.py` needs. Exit codes: 0 after
+an orderly end, 1 for a failure of the world (a port in use), 2 for settings that cannot be.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_service(config_class: type, target: str) -> None:
-    """Parses the command line, then runs `target` ("module:function") with the config. Never returns."""
+    """Parses the command line and runs `target` ("module:function") with it. Never returns."""
     sys.exit(serve(config_class, target, sys.argv[1:], os.environ))
 
 
@@ -92,8 +92,8 @@ def parse(
 
 
 _EPILOGUE = (
-    f"Every setting is also an environment variable ({ENV_PREFIX}MAX_MODEL_LEN for --max-model-len) and a key of "
-    "the --config file. Flags win over the environment, the environment over the file."
+    f"Every setting is also an environment variable ({ENV_PREFIX}LOG_LEVEL for --log-level) and a "
+    "key of the --config file. Flags win over the environment, the environment over the file."
 )
 
 

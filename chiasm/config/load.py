@@ -1,8 +1,8 @@
 """Reads a config tree: defaults < file < environment < flags.
 
-Every leaf of the tree is a `Setting` with one flat name, from which its flag (`--max-model-len`), its
-variable (`CHIASM_MAX_MODEL_LEN`) and its place in a file (`scheduler: {max_running_requests: 8}`) follow.
-Knows no service and parses no command line.
+Every leaf of the tree is a `Setting` with one flat name, from which its flag (`--max-items`), its
+variable (`CHIASM_MAX_ITEMS`) and its place in a file (`media: {max_items: 8}`) follow. Knows no
+service and parses no command line.
 """
 
 from __future__ import annotations
