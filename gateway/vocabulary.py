@@ -1,0 +1,134 @@
+"""The tokenizer of one checkpoint: text to ids and ids to bytes. Knows nothing of chats or media.
+
+Two tokenizers are held: the checkpoint's own, and a sealed copy in which special tokens carry
+private names, so that text is split exactly as the whole string would be while a special token's
+public name in it is plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from gateway.specials import SpecialTokens
+
+
+class Vocabulary:
+    """Encodes and decodes with the `tokenizer.json` of a checkpoint directory.
+
+    Raises:
+        ValueError: The directory has no readable tokenizer.json.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{model_dir} has no tokenizer.json")
+        spec = orjson.loads(path.read_bytes())
+        added = spec.get("added_tokens") or []
+        special = [token["content"] for token in added if token["special"]]
+        self._plain = Tokenizer.from_file(str(path))
+        self._plain.no_truncation()
+        self._plain.no_padding()
+        self.specials = SpecialTokens(special)
+        self._special_ids = {self._plain.token_to_id(name) for name in special}
+        self._sealed = _sealed_copy(spec, self.specials)
+        self._renumber = {
+            self._sealed.token_to_id(self.specials.seal_of(name)): self._plain.token_to_id(name)
+            for name in special
+        }
+        if all(old == new for old, new in self._renumber.items()):
+            self._renumber = {}
+
+    @property
+    def size(self) -> int:
+        """Ids of the tokenizer, added tokens included."""
+        return int(self._plain.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that never become text."""
+        return frozenset(self._special_ids)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether every token is a run of bytes, so that ids can be decoded one by one."""
+        return self._byte_level
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        decoder = orjson.loads(self._plain.to_str()).get("decoder") or {}
+        return bool(decoder.get("type") == "ByteLevel")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text in which special tokens' names are plain text."""
+        return self.encode_sealed(self.specials.plain(text))
+
+    def encode_with_specials(self, text: str) -> list[int]:
+        """Ids of text in which special tokens' names count."""
+        return self.encode_sealed(self.specials.seal_all(text))
+
+    def encode_sealed(self, text: str) -> list[int]:
+        """Ids of text that `SpecialTokens` has sealed."""
+        ids: list[int] = self._sealed.encode(text, add_special_tokens=False).ids
+        return [self._renumber.get(i, i) for i in ids] if self._renumber else ids
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its content."""
+        found = self._plain.token_to_id(token)
+        return None if found is None else int(found)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids as a whole."""
+        return str(self._plain.decode(list(ids), skip_special_tokens=skip_special))
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes one id stands for; empty for an id without a token."""
+        token = self._plain.id_to_token(token_id)
+        if token is None:
+            return b""
+        if not self.is_byte_level:
+            return self.decode([token_id], skip_special=False).encode()
+        try:
+            return bytes(_BYTE_OF[char] for char in token)
+        except KeyError:  # an added token outside the byte alphabet is itself
+            return token.encode()
+
+
+def _byte_alphabet(printable: Iterable[int]) -> dict[str, int]:
+    """The byte-level BPE alphabet: printable bytes are themselves, the rest follow from U+0100."""
+    table = {chr(byte): byte for byte in printable}
+    rest = (byte for byte in range(256) if chr(byte) not in table)
+    table.update({chr(256 + index): byte for index, byte in enumerate(rest)})
+    return table
+
+
+_BYTE_OF = _byte_alphabet([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
+
+
+def _sealed_copy(spec: dict[str, Any], specials: SpecialTokens) -> Tokenizer:
+    """The tokenizer with its special tokens renamed, in the model's vocabulary as well."""
+    names = [token["content"] for token in spec.get("added_tokens") or [] if token["special"]]
+    for token in spec.get("added_tokens") or []:
+        if token["special"]:
+            token["content"] = specials.seal_of(token["content"])
+    model = spec["model"]
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        for name in names:
+            if name in vocab:
+                vocab[specials.seal_of(name)] = vocab.pop(name)
+    elif isinstance(vocab, list):
+        sealed = {name: specials.seal_of(name) for name in names}
+        model["vocab"] = [[sealed.get(piece, piece), score] for piece, score in vocab]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = specials.seal_of(model["unk_token"])
+    tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
