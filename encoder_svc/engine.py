@@ -1,0 +1,272 @@
+"""The encoder's engine: jobs in, segments of rows out. Two kinds of threads do the work.
+
+A pool prepares patches while one runner thread runs the tower, so the next batch is made during the
+forward of this one. Everything else, all policy and every call to the sink, happens on the event
+loop's thread: no lock is needed and none is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from chiasm.errors import ChiasmError, InvalidMedia, TooLarge
+from chiasm.plan import Cause, MediaPlan, Span
+from encoder_svc.batcher import Batcher, Ticket
+from encoder_svc.geometry import Run, Unit, resolve_run
+from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
+from encoder_svc.work import PreparedUnit, Preprocessor, RunFailure, Runner
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Outcome = tuple[RowBuffer, ...] | RunFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Sizes the engine works with; see `chiasm.config.EncoderConfig` for each."""
+
+    max_batch_patches: int
+    max_item_patches: int
+    segment_rows: int
+    preprocess_workers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.preprocess_workers < 1:
+            raise ValueError("--preprocess-workers must be at least 1")
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job in flight. `number` tells it from an earlier one of the same key."""
+
+    number: int
+    job: EncodeJob
+    units: tuple[Unit, ...]
+    prepared: Iterator[PreparedUnit]
+    cancelled: threading.Event
+    arrived: float
+    next_row: int
+    next_segment: int = 0
+    ready_units: dict[int, PreparedUnit] = field(default_factory=dict)
+    queue_s: float = 0.0
+    preprocess_s: float = 0.0
+    forward_s: float = 0.0
+    substituted: int = 0
+
+    def stats(self) -> EncodeStats:
+        return EncodeStats(
+            queue_ms=self.queue_s * 1e3,
+            preprocess_ms=self.preprocess_s * 1e3,
+            forward_ms=self.forward_s * 1e3,
+            substituted_frames=self.substituted,
+        )
+
+
+class EncoderEngine:
+    """Orchestrates preprocessing and forwards; implements `encoder_svc.messages.Engine`.
+
+    Args:
+        runner: Runs the tower; used from one dedicated thread.
+        processor: Makes patches; used from the pool's threads.
+        limits: Budgets.
+
+    Raises:
+        ValueError: Processor files and tower disagree about the size of a patch.
+    """
+
+    def __init__(self, runner: Runner, processor: Preprocessor, limits: EngineLimits) -> None:
+        if runner.geometry != processor.geometry:
+            raise ValueError(
+                f"the processor cuts {processor.geometry}, the tower reads {runner.geometry}"
+            )
+        self._runner = runner
+        self._processor = processor
+        self._limits = limits
+        self._batcher = Batcher(
+            max_batch_patches=limits.max_batch_patches, max_preparing=limits.preprocess_workers
+        )
+        self._pool = ThreadPoolExecutor(limits.preprocess_workers, thread_name_prefix="pixels")
+        self._tower = ThreadPoolExecutor(1, thread_name_prefix="tower")
+        self._jobs: dict[int, _Job] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._next_number = 0
+        self._sink: Sink | None = None
+        self._busy = False  # a forward is running
+        self._inflight: set[asyncio.Future[None]] = set()
+
+    @property
+    def pending_patches(self) -> int:
+        """See `encoder_svc.messages.Engine`."""
+        return self._batcher.pending_patches
+
+    def start(self, sink: Sink) -> None:
+        """Names the one who is told. Call once, on the event loop's thread, before `submit`."""
+        assert self._sink is None
+        self._sink = sink
+
+    def check(self, plan: MediaPlan, frames: Span | None, rows: Span) -> int:
+        """See `encoder_svc.messages.Engine`."""
+        patches = self._resolve(plan, frames, rows).patches
+        if patches > self._limits.max_item_patches:
+            raise TooLarge(
+                f"{patches} patches are more than the {self._limits.max_item_patches} of one item"
+            )
+        return patches
+
+    def submit(self, job: EncodeJob) -> None:
+        """See `encoder_svc.messages.Engine`."""
+        assert self._sink is not None and job.key not in self._numbers
+        run = self._resolve(job.plan, job.frames, job.rows)
+        units = run.units(
+            max_patches=self._limits.max_batch_patches, max_rows=self._limits.segment_rows
+        )
+        self._next_number += 1
+        number, cancelled = self._next_number, threading.Event()
+        self._numbers[job.key] = number
+        self._jobs[number] = _Job(
+            number=number,
+            job=job,
+            units=units,
+            prepared=self._processor.prepare(job, units, cancelled),
+            cancelled=cancelled,
+            arrived=time.monotonic(),
+            next_row=job.rows.begin,
+        )
+        self._batcher.add(number, [unit.patches for unit in units], priority=job.priority)
+        self._pump()
+
+    def cancel(self, key: bytes) -> None:
+        """See `encoder_svc.messages.Engine`."""
+        number = self._numbers.get(key)
+        if number is not None:
+            self._forget(self._jobs[number])
+            self._pump()
+
+    async def stop(self) -> None:
+        """Drops every job without telling the sink, and waits for the threads to end."""
+        for job in list(self._jobs.values()):
+            self._forget(job)
+        while self._inflight:
+            await asyncio.wait(self._inflight)
+        self._pool.shutdown(wait=False)
+        self._tower.shutdown(wait=False)
+
+    def _resolve(self, plan: MediaPlan, frames: Span | None, rows: Span) -> Run:
+        return resolve_run(self._runner.geometry, plan, frames, rows)
+
+    def _pump(self) -> None:
+        """Starts whatever may start now. Called after everything that changes the queue."""
+        while (ticket := self._batcher.next_to_prepare()) is not None:
+            self._spawn(self._prepare(ticket, self._jobs[ticket.job]))
+        if not self._busy and (batch := self._batcher.take_batch()):
+            self._busy = True
+            self._spawn(self._forward(batch))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._inflight.add(task)
+        task.add_done_callback(self._inflight.discard)
+
+    async def _prepare(self, ticket: Ticket, job: _Job) -> None:
+        began = time.monotonic()
+        if not ticket.unit:
+            job.queue_s = began - job.arrived
+        outcome = await self._in_thread(self._pool, partial(next, job.prepared))
+        job.preprocess_s += time.monotonic() - began
+        if isinstance(outcome, PreparedUnit):
+            job.ready_units[ticket.unit] = outcome
+            job.substituted += outcome.substituted_frames
+        elif job.number in self._jobs:
+            self._fail(job, *_blame(outcome))
+        self._batcher.prepared(ticket)
+        self._pump()
+
+    async def _forward(self, batch: Sequence[Ticket]) -> None:
+        """One batch through the tower; if it raises as a whole, its units one by one."""
+        jobs = [self._jobs[ticket.job] for ticket in batch]
+        units = [job.ready_units.pop(t.unit) for job, t in zip(jobs, batch, strict=True)]
+        began = time.monotonic()
+        outcomes = await self._run(units)
+        elapsed = time.monotonic() - began
+        self._busy = False
+        for ticket, job, outcome in zip(batch, jobs, outcomes, strict=True):
+            job.forward_s += elapsed
+            self._deliver(ticket, job, outcome)
+        self._pump()
+
+    async def _run(self, units: Sequence[PreparedUnit]) -> Sequence[Outcome]:
+        run = partial(self._runner.run, units, segment_rows=self._limits.segment_rows)
+        outcome = await self._in_thread(self._tower, run)
+        if not isinstance(outcome, BaseException):
+            return outcome
+        logger.error("a forward of %s units failed", len(units), exc_info=outcome)
+        if len(units) == 1:
+            return [RunFailure("the vision tower failed")]
+        return [one for unit in units for one in await self._run([unit])]
+
+    def _deliver(self, ticket: Ticket, job: _Job, outcome: Outcome) -> None:
+        if not self._batcher.ran(ticket):
+            return  # cancelled or failed during its forward
+        assert self._sink is not None
+        expected = self._runner.geometry.rows(ticket.patches)
+        if isinstance(outcome, RunFailure):
+            self._fail(job, Cause.LOST, outcome.message)
+            return
+        if sum(buffer.num_rows for buffer in outcome) != expected:
+            self._fail(job, Cause.LOST, "the vision tower made a wrong number of rows")
+            return
+        for buffer in outcome:
+            rows = Span(job.next_row, job.next_row + buffer.num_rows)
+            segment = job.next_segment
+            job.next_row, job.next_segment = rows.end, segment + 1
+            self._sink.segment_ready(job.job.key, segment, rows, buffer)
+            if job.number not in self._jobs:
+                return  # the sink cancelled it
+        if ticket.unit + 1 == len(job.units):
+            self._forget(job)
+            self._sink.finished(job.job.key, job.stats())
+
+    def _fail(self, job: _Job, cause: Cause, message: str) -> None:
+        assert self._sink is not None
+        self._forget(job)
+        self._sink.failed(job.job.key, cause, message)
+
+    def _forget(self, job: _Job) -> None:
+        job.cancelled.set()
+        job.ready_units.clear()
+        self._batcher.drop(job.number)
+        del self._jobs[job.number], self._numbers[job.job.key]
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> T | Exception:
+        """The call's value, or what it raised: the step loop's one catch-all."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+        except Exception as error:
+            return error
+
+
+def _guarded(call: Callable[[], T]) -> T:
+    """StopIteration cannot cross a future."""
+    try:
+        return call()
+    except StopIteration as error:
+        raise AssertionError("the processor yielded fewer units than asked for") from error
+
+
+def _blame(error: Exception) -> tuple[Cause, str]:
+    if isinstance(error, TooLarge):
+        return Cause.TOO_LARGE, error.message
+    if isinstance(error, InvalidMedia):
+        return Cause.INVALID_MEDIA, error.message
+    if not isinstance(error, ChiasmError):
+        logger.error("preprocessing failed", exc_info=error)
+    return Cause.LOST, "preprocessing failed"

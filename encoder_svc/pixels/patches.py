@@ -1,0 +1,64 @@
+"""RGB frames to flattened patches, bit-equal to the PIL reference.
+
+Shape suffixes: T frames of a temporal patch, H W grid cells, m merge cells, p patch pixels, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from encoder_svc.pixels.settings import PixelSettings
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_LEVELS = 256
+
+
+class Patchifier:
+    """Resizes, normalises and cuts frames of one modality. Stateless after construction.
+
+    A resized pixel is one of 256 values, so rescale and normalise are one table of 3 x 256 floats,
+    filled with the reference's own arithmetic (float64 product, rounded, then float32).
+    """
+
+    def __init__(self, settings: PixelSettings) -> None:
+        self._settings = settings
+        levels = np.arange(_LEVELS, dtype=np.uint8).astype(np.float64) * settings.rescale_factor
+        mean = np.array(settings.mean, dtype=np.float32)
+        std = np.array(settings.std, dtype=np.float32)
+        table = (levels.astype(np.float32)[:, None] - mean) / std
+        self._table_CL: Floats = np.ascontiguousarray(table.T)
+
+    def resize(self, frame: Image.Image, *, height: int, width: int) -> Bytes:
+        """An RGB picture of any size to uint8 [height, width, 3]."""
+        assert frame.mode == "RGB"
+        resized = frame.resize((width, height), resample=self._settings.resample)
+        return np.asarray(resized)
+
+    def patchify(self, frames: Sequence[Bytes]) -> Floats:
+        """Frames [height, width, 3] of one or more temporal groups to patches.
+
+        A single frame fills its whole temporal patch; otherwise the number of frames is a multiple
+        of it. Returns float32 [groups * H * W, C * T * p * p], rows in merge-window order.
+        """
+        geometry = self._settings.geometry
+        T, p, m = geometry.temporal_patch, geometry.patch, geometry.merge
+        stack = np.stack(frames) if len(frames) > 1 else np.broadcast_to(
+            frames[0], (T, *frames[0].shape)
+        )
+        count, height, width, channels = stack.shape
+        assert count % T == 0
+        H, W = height // p, width // p
+        cells = stack.reshape(count // T, T, H // m, m, p, W // m, m, p, channels)
+        # groups, T, H/m, m, p, W/m, m, p, C -> groups, H/m, W/m, m, m, C, T, p, p
+        order = cells.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        patches = np.empty(order.shape, dtype=np.float32)
+        for channel in range(channels):
+            patches[:, :, :, :, :, channel] = self._table_CL[channel][order[:, :, :, :, :, channel]]
+        return patches.reshape(count // T * H * W, geometry.patch_values)

@@ -1,0 +1,242 @@
+"""Decodes the planned frames of a clip and nothing else, in display order.
+
+Frame index i is the i-th displayed frame of the first real video stream: its packets' timestamps,
+sorted. The same rule as the gateway's planning, so both mean the same picture.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from PIL import Image
+
+from chiasm.errors import InvalidMedia, TooLarge
+from encoder_svc.pixels.image import MAX_SOURCE_PIXELS
+
+VIDEO_FORMATS: dict[str, str] = {
+    "video/mp4": "mov",
+    "video/quicktime": "mov",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+    "video/x-msvideo": "avi",
+    "video/mpeg": "mpeg",
+    "video/mp2t": "mpegts",
+    "video/x-flv": "flv",
+    "video/ogg": "ogg",
+}
+"""Accepted media types and the one FFmpeg demuxer each is opened with: playlist and script formats,
+which may name further files, are never probed for."""
+
+_MAX_THREADS = 4
+_TURNS = {
+    90: Image.Transpose.ROTATE_90,
+    180: Image.Transpose.ROTATE_180,
+    270: Image.Transpose.ROTATE_270,
+}
+_NO_STREAM = "no decodable video stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Timestamps of a stream's frames in display order, and where decoding may start.
+
+    `seekable` is False when some packet has no timestamp: frames are then counted from the start.
+    """
+
+    pts: tuple[int, ...]
+    keys: tuple[int, ...]
+    seekable: bool
+
+    def key_before(self, index: int) -> int:
+        """Timestamp of the last keyframe at or before a frame."""
+        at = bisect.bisect_right(self.keys, self.pts[index])
+        return self.keys[at - 1] if at else self.pts[0]
+
+
+def decode_frames(
+    media: bytes, media_type: str, indices: Sequence[int], *, height: int, width: int
+) -> Iterator[Image.Image | None]:
+    """Yields one RGB picture per index of `indices` (ascending, the last may repeat).
+
+    None stands for a frame that the data does not hold. Frames before a wanted one are decoded only
+    from the keyframe it needs; nothing after the last wanted one is.
+
+    Args:
+        media: The file's bytes.
+        media_type: By magic bytes; selects the only demuxer that is tried.
+        indices: Frames in display order, counted from 0.
+        height: Of a displayed frame as planned; another size in the header is refused.
+        width: Likewise.
+
+    Raises:
+        InvalidMedia: No video stream, or a container that cannot be read.
+        TooLarge: Frames of more than MAX_SOURCE_PIXELS.
+    """
+    demuxer = VIDEO_FORMATS.get(media_type)
+    if demuxer is None:
+        raise InvalidMedia(f"{_NO_STREAM} in a file of type {media_type or 'unknown'}")
+    try:
+        with av.open(io.BytesIO(media), format=demuxer) as container:
+            stream = _video_stream(container)
+            _check_header(stream, height=height, width=width)
+            timeline = _read_timeline(container, stream)
+            if not timeline.pts:
+                raise InvalidMedia(_NO_STREAM)
+            yield from _pick(_Decoder(container, stream, timeline), indices)
+    except (av.FFmpegError, ValueError) as error:
+        raise InvalidMedia(f"{_NO_STREAM}: the {demuxer} container cannot be read") from error
+
+
+def _pick(decoder: _Decoder, indices: Sequence[int]) -> Iterator[Image.Image | None]:
+    previous = -1
+    picture: Image.Image | None = None
+    for index in indices:
+        if index != previous:
+            frame = decoder.frame(index)
+            picture = None if frame is None else _to_picture(frame)
+            previous = index
+        yield picture
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    for stream in container.streams.video:
+        attached = stream.disposition & Disposition.attached_pic
+        if not attached and stream.codec_context is not None:
+            return stream
+    raise InvalidMedia(_NO_STREAM)
+
+
+def _check_header(stream: VideoStream, *, height: int, width: int) -> None:
+    size = (stream.codec_context.height, stream.codec_context.width)
+    if size[0] * size[1] > MAX_SOURCE_PIXELS:
+        raise TooLarge(f"frames of {size[1]}x{size[0]} pixels are too large")
+    if min(size) > 0 and sorted(size) != sorted((height, width)):
+        raise InvalidMedia(
+            f"the clip is {size[1]}x{size[0]} pixels where {width}x{height} were planned"
+        )
+
+
+def _read_timeline(container: InputContainer, stream: VideoStream) -> Timeline:
+    """Demuxes the whole file, decoding nothing, and rewinds it."""
+    stamps: list[int] = []
+    keys: list[int] = []
+    seekable = True
+    for packet in container.demux(stream):
+        if packet.size == 0 or packet.is_discard:
+            continue
+        seekable = seekable and packet.pts is not None
+        stamp = packet.pts if packet.pts is not None else packet.dts
+        if stamp is None:
+            continue
+        stamps.append(stamp)
+        if packet.is_keyframe:
+            keys.append(stamp)
+    stamps.sort()
+    keys.sort()
+    timeline = Timeline(tuple(stamps), tuple(keys), seekable and len(set(stamps)) == len(stamps))
+    if stamps:
+        container.seek(stamps[0], stream=stream)
+    return timeline
+
+
+class _Decoder:
+    """A forward-only cursor over decoded frames that skips ahead by keyframes.
+
+    Broken packets are skipped; a frame that the decoder marks corrupt counts as not there.
+    """
+
+    def __init__(self, container: InputContainer, stream: VideoStream, timeline: Timeline) -> None:
+        self._container = container
+        self._stream = stream
+        self._timeline = timeline
+        self._may_seek = timeline.seekable
+        self._at = timeline.pts[0] if timeline.pts else 0  # timestamp decoding has come to
+        self._counted = 0  # frames that came out, where there are no timestamps
+        self._ahead: VideoFrame | None = None  # decoded one too far: the next to be looked at
+        stream.thread_type = "AUTO"
+        stream.codec_context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._frames = self._decode()
+
+    def frame(self, index: int) -> VideoFrame | None:
+        """The frame at `index`, or None when the data does not hold it. Indices must ascend."""
+        if index >= len(self._timeline.pts):
+            return None
+        if not self._timeline.seekable:
+            return self._count_to(index)
+        wanted = self._timeline.pts[index]
+        key = self._timeline.key_before(index)
+        if not self._may_seek or key <= self._at:
+            return self._scan(wanted)
+        self._rewind(key)
+        frame = self._scan(wanted)
+        if frame is None and self._ahead is not None and self._at == key:
+            # The demuxer landed behind the keyframe: walk from the start, and never seek again.
+            self._may_seek = False
+            self._rewind(self._timeline.pts[0])
+            frame = self._scan(wanted)
+        return frame
+
+    def _rewind(self, stamp: int) -> None:
+        self._container.seek(stamp, stream=self._stream)
+        self._stream.codec_context.flush_buffers()
+        self._frames = self._decode()
+        self._ahead = None
+        self._at = stamp
+
+    def _scan(self, wanted: int) -> VideoFrame | None:
+        """Decodes up to a timestamp; a frame beyond it is kept for later."""
+        while (frame := self._next()) is not None:
+            if frame.pts is None:
+                continue
+            if frame.pts > wanted:
+                self._ahead = frame
+                return None
+            self._at = max(self._at, frame.pts)
+            if frame.pts == wanted:
+                return None if frame.is_corrupt else frame
+        return None
+
+    def _count_to(self, index: int) -> VideoFrame | None:
+        """Without timestamps: the index-th frame that comes out of the decoder."""
+        while (frame := self._next()) is not None:
+            self._counted += 1
+            if self._counted > index:
+                return None if frame.is_corrupt else frame
+        return None
+
+    def _next(self) -> VideoFrame | None:
+        if (frame := self._ahead) is not None:
+            self._ahead = None
+            return frame
+        return next(self._frames, None)
+
+    def _decode(self) -> Iterator[VideoFrame]:
+        packets = self._container.demux(self._stream)
+        while True:
+            try:
+                packet = next(packets, None)
+            except av.FFmpegError:
+                packet = None  # the file ends in rubble
+            if packet is None:
+                return
+            try:
+                yield from packet.decode()
+            except av.FFmpegError:
+                continue  # this packet is lost; later ones may decode
+
+
+def _to_picture(frame: VideoFrame) -> Image.Image:
+    if frame.width * frame.height > MAX_SOURCE_PIXELS:
+        raise TooLarge(f"a frame of {frame.width}x{frame.height} pixels is too large")
+    picture = frame.to_image()
+    turn = _TURNS.get(round(frame.rotation) % 360)
+    return picture if turn is None else picture.transpose(turn)

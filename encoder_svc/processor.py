@@ -1,0 +1,113 @@
+"""Bytes and a plan to patches: obeys the plan, derives nothing. Runs in pool threads.
+
+A clip whose data holds less than planned is filled up: the last good frame is repeated (the first
+good one where none came before), up to a quarter of the run; beyond that the clip is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from PIL import Image
+
+from chiasm.errors import Cancelled, InvalidMedia
+from chiasm.plan import MediaPlan, Modality
+from encoder_svc.geometry import Geometry, Unit
+from encoder_svc.messages import EncodeJob
+from encoder_svc.pixels.image import decode_image
+from encoder_svc.pixels.patches import Bytes, Patchifier
+from encoder_svc.pixels.settings import PixelSettings
+from encoder_svc.pixels.video import decode_frames
+from encoder_svc.work import PreparedUnit
+
+MAX_LOSS = 0.25
+"""Share of a run's frames that may be substituted."""
+
+
+class Processor:
+    """Prepares the units of any job. Holds no state between jobs.
+
+    Raises:
+        ValueError: Pictures and clips are cut into different cells.
+    """
+
+    def __init__(self, image: PixelSettings, video: PixelSettings) -> None:
+        if image.geometry != video.geometry:
+            raise ValueError("the processor files give pictures and clips different patch sizes")
+        self.geometry: Geometry = image.geometry
+        self._image = Patchifier(image)
+        self._video = Patchifier(video)
+
+    def prepare(
+        self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
+    ) -> Iterator[PreparedUnit]:
+        """See `encoder_svc.work.Preprocessor`."""
+        if job.plan.modality is Modality.IMAGE:
+            yield self._picture(job, units[0])
+            return
+        frames = self._frames(job, units, cancelled)
+        for unit in units:
+            wanted = (unit.end - unit.begin) * self.geometry.temporal_patch
+            taken = [next(frames) for _ in range(wanted)]
+            yield PreparedUnit(
+                patches=self._video.patchify([frame for frame, _ in taken]),
+                grid=unit.grid,
+                substituted_frames=sum(substituted for _, substituted in taken),
+            )
+
+    def _picture(self, job: EncodeJob, unit: Unit) -> PreparedUnit:
+        plan = job.plan
+        picture = decode_image(
+            job.media, plan.media_type, height=plan.source_height, width=plan.source_width
+        )
+        return PreparedUnit(self._image.patchify([self._resize(picture, plan)]), unit.grid)
+
+    def _frames(
+        self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
+    ) -> Iterator[tuple[Bytes, bool]]:
+        """Resized frames of the run, and whether each stands in for a lost one."""
+        plan = job.plan
+        decoded = decode_frames(
+            job.media,
+            plan.media_type,
+            _run_indices(plan, units, self.geometry.temporal_patch),
+            height=plan.source_height,
+            width=plan.source_width,
+        )
+        allowed = int(MAX_LOSS * _run_length(units, self.geometry.temporal_patch))
+        last: Bytes | None = None
+        lost = waiting = 0
+        for picture in decoded:
+            if cancelled.is_set():
+                raise Cancelled("nobody waits for this clip any more")
+            if picture is None:
+                lost += 1
+                if lost > allowed:
+                    raise InvalidMedia("more than a quarter of the clip's frames cannot be decoded")
+                if last is None:
+                    waiting += 1
+                else:
+                    yield last, True
+                continue
+            last = self._resize(picture, plan, video=True)
+            for _ in range(waiting):
+                yield last, True
+            waiting = 0
+            yield last, False
+
+    def _resize(self, picture: Image.Image, plan: MediaPlan, *, video: bool = False) -> Bytes:
+        patchifier = self._video if video else self._image
+        return patchifier.resize(picture, height=plan.resized_height, width=plan.resized_width)
+
+
+def _run_length(units: Sequence[Unit], temporal_patch: int) -> int:
+    return (units[-1].end - units[0].begin) * temporal_patch
+
+
+def _run_indices(plan: MediaPlan, units: Sequence[Unit], temporal_patch: int) -> list[int]:
+    """Frame indices of the run; the last frame repeats until its temporal patch is full."""
+    begin = units[0].begin * temporal_patch
+    length = _run_length(units, temporal_patch)
+    indices = list(plan.frame_indices[begin : begin + length])
+    return indices + indices[-1:] * (length - len(indices))
