@@ -1,0 +1,133 @@
+"""How rows move: where they go (`Destination`) and the two halves of a transport.
+
+A `Sender` lives beside the rows, a `Receiver` beside the memory they land in. Both obey decisions
+made elsewhere (`encoder_svc.fetch_session`, `decoder_svc.embeddings.receiver`) and make none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from chiasm.plan import Span
+from chiasm.v1 import encoder_pb2
+
+STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where some rows go: plain fields, never pickle.
+
+    Args:
+        rows: Rows of the item.
+        address: First byte; for `stream` an offset in the receiver's slab, opaque to the sender.
+        length: Bytes.
+        memory_type: stream (on the Fetch stream itself), DRAM or VRAM.
+        rank: The receiving rank.
+        agent_name: The rank's transfer agent; empty on a stream.
+        agent_epoch: The life of that agent.
+        device: Device index of VRAM.
+    """
+
+    rows: Span
+    address: int
+    length: int
+    memory_type: str = STREAM
+    rank: int = 0
+    agent_name: str = ""
+    agent_epoch: int = 0
+    device: int = 0
+
+    def to_proto(self) -> encoder_pb2.Destination:
+        """The wire value."""
+        return encoder_pb2.Destination(
+            rank=self.rank,
+            agent_name=self.agent_name,
+            agent_epoch=self.agent_epoch,
+            memory_type=self.memory_type,
+            device=self.device,
+            address=self.address,
+            length=self.length,
+            rows=self.rows.to_proto(),
+        )
+
+    @classmethod
+    def from_proto(cls, message: encoder_pb2.Destination) -> Destination:
+        """Raises ValueError when its rows run backwards."""
+        return cls(
+            rows=Span.from_proto(message.rows),
+            address=message.address,
+            length=message.length,
+            memory_type=message.memory_type,
+            rank=message.rank,
+            agent_name=message.agent_name,
+            agent_epoch=message.agent_epoch,
+            device=message.device,
+        )
+
+
+class RowSource(Protocol):
+    """Finished rows of one segment."""
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Host bytes of rows [begin, end), counted from the segment's first row; contiguous."""
+        ...
+
+
+class Sender(Protocol):
+    """The writing half, one per Fetch stream."""
+
+    async def write(
+        self,
+        segment: int,
+        *,
+        seq: int,
+        rows: Span,
+        source: RowSource,
+        destinations: Sequence[Destination],
+    ) -> int:
+        """Writes one grant and returns when no byte of it will be written any more.
+
+        Cancelling the coroutine must keep that promise too: it ends only after the last write.
+
+        Args:
+            segment: The segment the destinations belong to.
+            seq: Number of the grant in its fetch, from 1.
+            rows: Rows of the item that `source` holds.
+            source: The segment's rows.
+            destinations: Slices of `rows`, in order.
+
+        Returns:
+            CRC-32 of the bytes in order of the destinations; 0 when the transport checks itself.
+        """
+        ...
+
+
+class Receiver(Protocol):
+    """The landing half, one per Fetch stream.
+
+    A grant has landed when its bytes are in memory *and* the sender has said so.
+    """
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether the peer writes into our memory itself: then a broken stream needs a fence."""
+        ...
+
+    def peers(self) -> Sequence[encoder_pb2.Peer]:
+        """The ranks that receive, for `FetchOpen`; empty when rows travel on the stream."""
+        ...
+
+    def expect(self, segment: int, seq: int, destinations: Sequence[Destination]) -> None:
+        """Announces a grant, before it is sent."""
+        ...
+
+    def chunk(self, segment: int, offset: int, data: bytes) -> None:
+        """Bytes that came on the stream; `offset` counts from the segment's first row."""
+        ...
+
+    async def landed(self, segment: int, seq: int, crc32: int) -> bool:
+        """Called on the sender's word; returns False when the bytes are not what was promised."""
+        ...

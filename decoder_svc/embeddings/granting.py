@@ -1,0 +1,95 @@
+"""Who gets pages next: the rule that keeps the oldest request moving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from chiasm.plan import Span
+from decoder_svc.embeddings.fetch import Fetch, PartState
+from decoder_svc.embeddings.pages import PagePool
+from decoder_svc.embeddings.rows import ItemRows, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A demand, looked up: the rows wanted of one item, and the item's state."""
+
+    request_id: str
+    wanted: Span
+    rows: ItemRows
+    parts: Iterable[PartState]  # by row
+
+
+@dataclass(slots=True)
+class _Round:
+    head: str | None
+    frontier: bool = True  # every row of the head so far has landed, is on its way or granted now
+    batches: dict[tuple[bytes, int], list[Slot]] = field(default_factory=dict)
+
+
+class GrantPlanner:
+    """Takes pages for rows that are ready.
+
+    Anyone may take a page while more than `reserve` are free. The last ones go only to the head
+    (the oldest request that waits for rows), and only for its next rows: those with no gap before.
+    What the reserve holds is therefore consumed before anything else of the head is needed, and a
+    reserve page never waits for a row that comes later.
+
+    Args:
+        pool: The slab's pages.
+        reserve: Pages kept for the head.
+        page_rows: Rows of one page.
+    """
+
+    def __init__(self, pool: PagePool, *, reserve: int, page_rows: int) -> None:
+        self._pool = pool
+        self._reserve = reserve
+        self._page_rows = page_rows
+
+    def plan(
+        self, wants: Iterable[Want], *, head: str | None
+    ) -> dict[tuple[bytes, int], list[Slot]]:
+        """Slots by (fetch id, segment), in the order in which they are to be granted."""
+        turn = _Round(head)
+        for want in wants:
+            for gap in want.rows.missing(want.wanted):
+                for fetch, segment, rows in self._page_pieces(want.parts, gap):
+                    if fetch is None:
+                        turn.frontier = turn.frontier and want.request_id != head
+                    elif self._may_take(want.request_id, turn):
+                        slot = self._take(want.rows, rows)
+                        turn.batches.setdefault((fetch.fetch_id, segment), []).append(slot)
+                    else:
+                        return turn.batches  # whoever comes later may not either
+        return turn.batches
+
+    def _may_take(self, request_id: str, turn: _Round) -> bool:
+        entitled = request_id == turn.head and turn.frontier
+        return self._pool.num_free > (0 if entitled else self._reserve)
+
+    def _take(self, item: ItemRows, rows: Span) -> Slot:
+        page = self._pool.take()
+        slot = Slot(rows, page, page * self._page_rows)
+        item.add(slot)
+        return slot
+
+    def _page_pieces(
+        self, parts: Iterable[PartState], gap: Span
+    ) -> Iterator[tuple[Fetch | None, int, Span]]:
+        """Cuts missing rows by part, segment and page; None for rows that are not ready."""
+        for part in parts:
+            span = part.rows.intersect(gap)
+            fetch = part.winner
+            if not len(span):
+                continue
+            if fetch is None:
+                yield None, 0, span
+                continue
+            for segment, rows in fetch.cover(span):
+                if segment is None:
+                    yield None, 0, rows
+                    continue
+                for begin in range(rows.begin, rows.end, self._page_rows):
+                    end = min(begin + self._page_rows, rows.end)
+                    yield fetch, segment, Span(begin, end)
