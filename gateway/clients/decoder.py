@@ -1,0 +1,37 @@
+"""Gateway -> decoder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from chiasm.channel import messages, typed_errors
+from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
+from gateway.clients.stream import Duplex
+
+GenerateStream = Duplex[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
+
+
+class DecoderClient:
+    """One decoder behind one channel. The channel's owner closes it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = decoder_pb2_grpc.DecoderStub(channel)
+
+    async def describe(self, *, timeout_s: float) -> common_pb2.Description:
+        """Who it is. Raises ChiasmError."""
+        with typed_errors():
+            return await self._stub.Describe(common_pb2.DescribeRequest(), timeout=timeout_s)
+
+    def watch_load(self, *, interval_ms: int) -> AsyncIterator[common_pb2.Load]:
+        """Load until the decoder goes away."""
+        return messages(self._stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
+
+    async def generate(
+        self, start: decoder_pb2.GenerateStart, *, timeout_s: float
+    ) -> GenerateStream:
+        """Opens a Generate. Close what is returned."""
+        stream = GenerateStream(self._stub.Generate(timeout=timeout_s))
+        await stream.send(decoder_pb2.GenerateRequest(start=start))
+        return stream

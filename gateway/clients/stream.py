@@ -1,0 +1,51 @@
+"""A bidirectional call with typed errors, one writer at a time, and an end that can be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+import grpc
+
+from chiasm.channel import close_quietly, messages
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class Duplex(Generic[Request, Response]):
+    """Wraps a stream-stream call. Writes never raise: how the call ended is told by reading it."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
+        self._call = call
+        self._lock = asyncio.Lock()
+        self.half_closed = False
+
+    async def send(self, message: Request) -> bool:
+        """Writes one message; False when the call has ended or was half-closed."""
+        async with self._lock:
+            if self.half_closed or self._call.done():
+                return False
+            try:
+                await self._call.write(message)
+            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                return False
+            return True
+
+    async def half_close(self) -> None:
+        """Says that nothing more will be written. Idempotent."""
+        async with self._lock:
+            if self.half_closed:
+                return
+            self.half_closed = True
+            if not self._call.done():
+                await self._call.done_writing()
+
+    def __aiter__(self) -> AsyncIterator[Response]:
+        """Responses until the peer ends the call. Raises ChiasmError."""
+        return messages(self._call)
+
+    async def close(self) -> None:
+        """Cancels the call if it still runs."""
+        await close_quietly(self._call)

@@ -1,0 +1,70 @@
+"""What a family's planner is, and what it decides about one medium."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chiasm.plan import Grid, MediaPlan, Modality
+from gateway.media.header import MediaHeader
+from gateway.messages import MediaOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan before its digest: everything that follows from a header and the options alone."""
+
+    family: str
+    header: MediaHeader
+    resized_height: int
+    resized_width: int
+    grids: tuple[Grid, ...]
+    num_rows: int
+    frame_indices: tuple[int, ...] = ()
+    seconds_per_grid: float = 0.0
+
+    @property
+    def pixels(self) -> int:
+        """Pixels the tower sees, all frames."""
+        return self.resized_height * self.resized_width * max(1, len(self.frame_indices))
+
+    def to_plan(self, *, media_bytes: int, digest: bytes = b"") -> MediaPlan:
+        """The plan as encoder and decoder get it."""
+        header = self.header
+        return MediaPlan(
+            digest=digest,
+            family=self.family,
+            modality=header.modality,
+            source_height=header.height,
+            source_width=header.width,
+            resized_height=self.resized_height,
+            resized_width=self.resized_width,
+            grids=self.grids,
+            num_rows=self.num_rows,
+            media_bytes=media_bytes,
+            media_type=header.media_type,
+            frame_indices=self.frame_indices,
+            frame_timestamps_s=tuple(header.frame_times_s[i] for i in self.frame_indices),
+            seconds_per_grid=self.seconds_per_grid,
+        )
+
+
+class Planner(ABC):
+    """Plans one family's media as its reference processor would. Pure: headers in, layouts out."""
+
+    family: ClassVar[str]
+
+    def plan(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
+        """Raises InvalidRequest for a medium this family cannot take."""
+        image = header.modality is Modality.IMAGE
+        plan = self.plan_image if image else self.plan_video
+        return plan(header, options, param=param)
+
+    @abstractmethod
+    def plan_image(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
+        """One picture."""
+
+    @abstractmethod
+    def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
+        """One clip."""

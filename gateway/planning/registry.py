@@ -1,0 +1,40 @@
+"""Family -> planner, imported only when a checkpoint asks for it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from gateway.planning.base import Planner
+
+_PLANNERS = {"qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner"}
+
+
+def planner_for(model_dir: Path) -> Planner:
+    """The planner of a checkpoint, built from its processor files.
+
+    Raises:
+        ValueError: A family that is not supported; the message names those that are.
+    """
+    family = read_json(model_dir / "config.json").get("model_type")
+    if family not in _PLANNERS:
+        known = ", ".join(sorted(_PLANNERS))
+        raise ValueError(f"{model_dir}: model_type {family!r} is not supported; known: {known}")
+    module, _, name = _PLANNERS[family].partition(":")
+    planner: Planner = getattr(importlib.import_module(module), name).from_files(
+        image=read_json(model_dir / "preprocessor_config.json"),
+        video=read_json(model_dir / "video_preprocessor_config.json"),
+    )
+    return planner
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no such file. Raises ValueError."""
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return value

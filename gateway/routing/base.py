@@ -1,0 +1,152 @@
+"""The seats a router chooses among: what is there, how loaded it is, and whether it has failed.
+
+Time is an argument (`clock`), so that policy is tested without waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from chiasm.rows import RowFormat
+
+FIRST_BACK_OFF_S = 0.5
+MAX_BACK_OFF_S = 30.0
+MAX_AGE_S = 5.0  # advice older than this says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One verified encoder worker or decoder."""
+
+    address: str
+    instance_id: str
+    epoch: int
+    rows: RowFormat
+    tower: bytes
+    max_model_len: int = 0
+
+    def fits(self, other: Endpoint) -> bool:
+        """Whether rows made by one are taken by the other. Unknown towers fit any."""
+        same_tower = not self.tower or not other.tower or self.tower == other.tower
+        return self.rows == other.rows and same_tower
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What an endpoint said of itself: its backlog in the router's unit of work."""
+
+    backlog: int
+    usage: float = 0.0
+    draining: bool = False
+
+
+@dataclass(slots=True)
+class Seat:
+    """One endpoint and what is known of its state."""
+
+    endpoint: Endpoint
+    charged: int = 0  # work we have under way there
+    advice: Advice = field(default_factory=lambda: Advice(0))
+    advised_at: float = -MAX_AGE_S
+    failures: int = 0
+    ejected_until: float = 0.0
+
+    def load(self, now: float) -> int:
+        """Work under way: ours, or what it says of all gateways' together."""
+        fresh = now - self.advised_at <= MAX_AGE_S
+        return max(self.charged, self.advice.backlog if fresh else 0)
+
+
+class Charge:
+    """Work booked on a seat. `release` may be called more than once."""
+
+    def __init__(
+        self, seat: Seat | None, amount: int, on_release: Callable[[], None] | None = None
+    ) -> None:
+        self._seat = seat
+        self._amount = amount
+        self._on_release = on_release
+        if seat is not None:
+            seat.charged += amount
+
+    def release(self) -> None:
+        """Takes the work off the seat."""
+        if self._seat is not None:
+            self._seat.charged -= self._amount
+        self._seat = None
+        if self._on_release is not None:
+            self._on_release()
+        self._on_release = None
+
+
+class Router(ABC):
+    """Keeps the seats of one role. Owns no connection."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seats: dict[str, Seat] = {}
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them, ejected ones included."""
+        return tuple(seat.endpoint for seat in self._seats.values())
+
+    def join(self, endpoint: Endpoint) -> None:
+        """Adds an endpoint; one that came back as another process starts afresh."""
+        known = self._seats.get(endpoint.address)
+        if known is None or known.endpoint != endpoint:
+            self._seats[endpoint.address] = Seat(endpoint)
+
+    def leave(self, address: str) -> None:
+        """Removes an endpoint; charges on it may still be released."""
+        self._seats.pop(address, None)
+
+    def advise(self, address: str, advice: Advice) -> None:
+        """Takes in what an endpoint says of itself."""
+        if seat := self._seats.get(address):
+            seat.advice = advice
+            seat.advised_at = self._clock()
+
+    def charge(self, address: str, amount: int) -> Charge:
+        """Books work; release the charge when it is done."""
+        return Charge(self._seats.get(address), amount)
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """Ejects for a back-off that doubles with every failure in a row."""
+        seat = self._seats.get(endpoint.address)
+        if seat is None or seat.endpoint != endpoint:
+            return
+        back_off = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2**seat.failures)
+        seat.failures = min(seat.failures + 1, 16)
+        seat.ejected_until = self._clock() + back_off
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        """Forgets failures."""
+        if (seat := self._seats.get(endpoint.address)) and seat.endpoint == endpoint:
+            seat.failures = 0
+            seat.ejected_until = 0.0
+
+    def _open(self, exclude: Collection[str]) -> list[Seat]:
+        """Seats that may be chosen now."""
+        now = self._clock()
+        return [
+            seat
+            for address, seat in self._seats.items()
+            if address not in exclude and not seat.advice.draining and seat.ejected_until <= now
+        ]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Asserts the router's invariants."""
+
+
+def rank(key: bytes, address: str) -> bytes:
+    """Rendezvous hashing: the seat with the highest rank owns the key (Thaler, Ravishankar 1998).
+
+    When a seat goes only its own keys move.
+    """
+    return hashlib.blake2b(address.encode(), key=key[:64], digest_size=16).digest()

@@ -1,0 +1,64 @@
+"""Decoders: requests that begin alike share a prefix cache, unless its owner is far busier.
+
+Load is in tokens: prompts that wait or run, and how full the KV pages are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+from gateway.routing.base import Endpoint, Router, Seat, rank
+
+PREFIX_TOKENS = 256
+SLACK_TOKENS = 8192  # how much busier than the idlest the owner of a prefix may be
+FULL_TOKENS = 65536  # what a full KV cache weighs
+
+
+class DecoderRouter(Router):
+    """Chooses decoders by prefix and load."""
+
+    def pick(self, prefix: bytes, *, tokens: int, exclude: Collection[str] = ()) -> Endpoint | None:
+        """The decoder for a request; None when there is none.
+
+        Args:
+            prefix: From `prefix_key`.
+            tokens: Of the prompt.
+            exclude: Addresses not to choose.
+        """
+        seats = self._open(exclude)
+        if not seats:
+            return None
+        owner = max(seats, key=lambda seat: rank(prefix, seat.endpoint.address))
+        idlest = min(seats, key=self._weight)
+        slack = max(SLACK_TOKENS, tokens)
+        return (owner if self._weight(owner) <= self._weight(idlest) + slack else idlest).endpoint
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context every decoder takes; 0 when there is none."""
+        return min((endpoint.max_model_len for endpoint in self.endpoints), default=0)
+
+    def check(self) -> None:
+        """No seat is charged less than nothing."""
+        assert all(seat.charged >= 0 for seat in self._seats.values())
+
+    def _weight(self, seat: Seat) -> float:
+        return seat.load(self._clock()) + seat.advice.usage * FULL_TOKENS
+
+
+def prefix_key(salt: bytes, token_ids: Sequence[int], media: Sequence[tuple[int, bytes]]) -> bytes:
+    """32 bytes that two requests of one tenant share when their first tokens and media do.
+
+    Args:
+        salt: The tenant's.
+        token_ids: Of the prompt.
+        media: (prompt offset, SHA-256 of the bytes) of each item; placeholders all look alike.
+    """
+    digest = hashlib.sha256(salt)
+    for token_id in token_ids[:PREFIX_TOKENS]:
+        digest.update(token_id.to_bytes(4, "little"))
+    for offset, content in media:
+        if offset < PREFIX_TOKENS:
+            digest.update(content)
+    return digest.digest()

@@ -1,0 +1,88 @@
+"""Encoders: the same picture goes to the same encoder, unless that one is far busier than the rest.
+
+Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018), weighed in patches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from gateway.routing.base import Charge, Endpoint, Router, rank
+
+BOUND = 1.25  # times the mean load, after which a seat's keys overflow to the next
+
+
+class EncoderRouter(Router):
+    """Chooses encoder workers by digest."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        # Digests being encoded now: a second request for one joins the first, however busy the seat.
+        self._under_way: dict[bytes, tuple[str, int]] = {}
+
+    def pick(
+        self,
+        digest: bytes,
+        patches: int,
+        *,
+        fits: Endpoint | None = None,
+        tower: bytes | None = None,
+        exclude: Collection[str] = (),
+    ) -> Endpoint | None:
+        """The worker for an item; None when there is none to choose from.
+
+        Args:
+            digest: Of the item.
+            patches: Its work.
+            fits: The decoder that will take the rows.
+            tower: Only workers of this tower: the one the digest was made with.
+            exclude: Addresses not to choose.
+        """
+        now = self._clock()
+        seats = [
+            seat
+            for seat in self._open(exclude)
+            if (fits is None or seat.endpoint.fits(fits))
+            and (tower is None or seat.endpoint.tower == tower)
+        ]
+        if not seats:
+            return None
+        joined, _ = self._under_way.get(digest, ("", 0))
+        for seat in seats:
+            if seat.endpoint.address == joined:
+                return seat.endpoint
+        seats.sort(key=lambda seat: rank(digest, seat.endpoint.address), reverse=True)
+        mean = (sum(seat.load(now) for seat in seats) + patches) / len(seats)
+        for seat in seats:
+            if seat.load(now) + patches <= BOUND * max(mean, patches):
+                return seat.endpoint
+        return min(seats, key=lambda seat: seat.load(now)).endpoint
+
+    def book(self, endpoint: Endpoint, digest: bytes, patches: int) -> Charge:
+        """Books an item's work; what joins work under way weighs nothing."""
+        address, users = self._under_way.get(digest, (endpoint.address, 0))
+        if address != endpoint.address:
+            return self.charge(endpoint.address, patches)
+        self._under_way[digest] = (address, users + 1)
+        seat = self._seats.get(address)
+        return Charge(seat, 0 if users else patches, lambda: self._unbook(digest))
+
+    def _unbook(self, digest: bytes) -> None:
+        address, users = self._under_way.pop(digest)
+        if users > 1:
+            self._under_way[digest] = (address, users - 1)
+
+    def tower_for(self, decoder: Endpoint) -> bytes | None:
+        """The tower most workers have among those whose rows this decoder takes; None if none.
+
+        Several at once are seen only while a fleet is being replaced.
+        """
+        towers = Counter(seat.tower for seat in self.endpoints if seat.fits(decoder))
+        return max(towers, key=lambda tower: (towers[tower], tower)) if towers else None
+
+    def check(self) -> None:
+        """No seat is charged less than nothing."""
+        assert all(seat.charged >= 0 for seat in self._seats.values())
+        assert all(users > 0 for _, users in self._under_way.values())
