@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from chiasm.errors import ChiasmError, InvalidMedia, TooLarge
+from chiasm.errors import Cancelled, ChiasmError, InvalidMedia, TooLarge
 from chiasm.plan import Cause, MediaPlan, Span
 from encoder_svc.batcher import Batcher, Ticket
 from encoder_svc.geometry import Run, Unit, resolve_run
@@ -169,7 +169,9 @@ class EncoderEngine:
             self._spawn(self._prepare(ticket, self._jobs[ticket.job]))
         if not self._busy and (batch := self._batcher.take_batch()):
             self._busy = True
-            self._spawn(self._forward(batch))
+            jobs = [self._jobs[ticket.job] for ticket in batch]
+            units = [job.ready_units.pop(t.unit) for job, t in zip(jobs, batch, strict=True)]
+            self._spawn(self._forward(batch, jobs, units))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -180,20 +182,19 @@ class EncoderEngine:
         began = time.monotonic()
         if not ticket.unit:
             job.queue_s = began - job.arrived
-        outcome = await self._in_thread(self._pool, partial(next, job.prepared))
+        outcome = await self._in_thread(self._pool, partial(_next_unit, job))
         job.preprocess_s += time.monotonic() - began
-        if isinstance(outcome, PreparedUnit):
+        if isinstance(outcome, Exception) and job.number in self._jobs:
+            self._fail(job, *_blame(outcome))
+        if self._batcher.prepared(ticket):
+            assert isinstance(outcome, PreparedUnit)
             job.ready_units[ticket.unit] = outcome
             job.substituted += outcome.substituted_frames
-        elif job.number in self._jobs:
-            self._fail(job, *_blame(outcome))
-        self._batcher.prepared(ticket)
         self._pump()
 
-    async def _forward(self, batch: Sequence[Ticket]) -> None:
-        """One batch through the tower; if it raises as a whole, its units one by one."""
-        jobs = [self._jobs[ticket.job] for ticket in batch]
-        units = [job.ready_units.pop(t.unit) for job, t in zip(jobs, batch, strict=True)]
+    async def _forward(
+        self, batch: Sequence[Ticket], jobs: Sequence[_Job], units: Sequence[PreparedUnit]
+    ) -> None:
         began = time.monotonic()
         outcomes = await self._run(units)
         elapsed = time.monotonic() - began
@@ -204,9 +205,10 @@ class EncoderEngine:
         self._pump()
 
     async def _run(self, units: Sequence[PreparedUnit]) -> Sequence[Outcome]:
+        """One batch through the tower; if it raises as a whole, its units one by one."""
         run = partial(self._runner.run, units, segment_rows=self._limits.segment_rows)
         outcome = await self._in_thread(self._tower, run)
-        if not isinstance(outcome, BaseException):
+        if not isinstance(outcome, Exception):
             return outcome
         logger.error("a forward of %s units failed", len(units), exc_info=outcome)
         if len(units) == 1:
@@ -249,17 +251,18 @@ class EncoderEngine:
     async def _in_thread(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> T | Exception:
         """The call's value, or what it raised: the step loop's one catch-all."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, _guarded, call)
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
         except Exception as error:
             return error
 
 
-def _guarded(call: Callable[[], T]) -> T:
-    """StopIteration cannot cross a future."""
-    try:
-        return call()
-    except StopIteration as error:
-        raise AssertionError("the processor yielded fewer units than asked for") from error
+def _next_unit(job: _Job) -> PreparedUnit:
+    """Runs in a pool thread."""
+    if job.cancelled.is_set():
+        raise Cancelled("nobody waits for this medium any more")
+    unit = next(job.prepared, None)
+    assert unit is not None, "the processor yielded fewer units than asked for"
+    return unit
 
 
 def _blame(error: Exception) -> tuple[Cause, str]:

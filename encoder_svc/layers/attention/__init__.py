@@ -1,0 +1,1 @@
+"""Attention within segments: a base and one file a backend."""

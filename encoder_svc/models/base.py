@@ -1,0 +1,50 @@
+"""What a vision tower is to the runner and the loader."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from chiasm.plan import Grid
+from encoder_svc.geometry import Geometry
+
+
+class VisionTower(nn.Module, ABC):
+    """Patches in, rows out. Built on the meta device; `encoder_svc.weights` fills it.
+
+    Attributes:
+        family: The name plans carry.
+        prefixes: Checkpoint names of the tower's tensors begin with one of these.
+        geometry: The cells it reads.
+        hidden_size: Width of one level of a row.
+        levels: Vectors of a row: 1 + deepstack features.
+    """
+
+    family: ClassVar[str]
+    prefixes: ClassVar[tuple[str, ...]]
+    geometry: Geometry
+    hidden_size: int
+    levels: int
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: dict[str, Any]) -> VisionTower:
+        """Builds the modules of a checkpoint's config.json. Raises ValueError naming the field."""
+
+    @abstractmethod
+    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Packed patches [sum of grid patches, patch values] to rows [rows, levels * hidden_size].
+
+        No token attends beyond its own temporal group, so items of a batch do not mix.
+        """
+
+    def wide_parameters(self) -> frozenset[str]:
+        """Names of parameters a float16 tower keeps in float32 against overflow."""
+        return frozenset()
+
+    def finish(self, device: torch.device) -> None:
+        """Called once when the weights are in place."""

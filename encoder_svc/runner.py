@@ -1,0 +1,140 @@
+"""Runs the vision tower: patches of a batch to rows of each unit. Mechanism only.
+
+Lives in one thread of the engine. Knows nothing of jobs, queues or the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from chiasm.rows import RowFormat
+from encoder_svc.geometry import Geometry
+from encoder_svc.messages import RowBuffer
+from encoder_svc.models.base import VisionTower
+from encoder_svc.weights import load_tower
+from encoder_svc.work import PreparedUnit, RunFailure
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NON_FINITE = "the vision tower made values that are not finite"
+
+
+class TensorRows:
+    """Rows of one segment in a tensor of their own. See `RowBuffer`."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        assert rows.is_contiguous()
+        self._bytes = rows.view(torch.uint8)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held."""
+        return self._bytes.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, on whichever device."""
+        return self._bytes.numel()
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Host bytes of rows [begin, end). From a GPU they come through pinned memory, on a stream
+        of their own, so that a forward in progress is not waited for."""
+        rows = self._bytes[begin:end].flatten()
+        if rows.is_cuda:
+            rows = _to_host(rows)
+        return memoryview(rows.numpy())
+
+
+class TowerRunner:
+    """A `Runner` over a `VisionTower`.
+
+    Args:
+        tower: Its weights are in place.
+        row_dtype: Dtype of the rows that leave; wider rows are rounded once, at the end.
+    """
+
+    def __init__(self, tower: VisionTower, *, row_dtype: torch.dtype) -> None:
+        self._tower = tower
+        self._device = next(tower.parameters()).device
+        self._row_dtype = row_dtype
+        self.geometry: Geometry = tower.geometry
+        self.row_format = RowFormat(
+            hidden_size=tower.hidden_size,
+            levels=tower.levels,
+            dtype=str(row_dtype).removeprefix("torch."),
+        )
+
+    @classmethod
+    def load(cls, model_dir: Path, *, device: str, dtype: str, row_dtype: str) -> TowerRunner:
+        """Loads a checkpoint's tower; arguments as in `EncoderConfig`. Raises ValueError."""
+        where = resolve_device(device)
+        kind = resolve_dtype(dtype, where)
+        tower = load_tower(model_dir, device=where, dtype=kind)
+        return cls(tower, row_dtype=kind if row_dtype == "auto" else resolve_dtype(row_dtype, where))
+
+    @property
+    def family(self) -> str:
+        """The family of plans the tower obeys."""
+        return self._tower.family
+
+    @torch.inference_mode()
+    def run(
+        self, batch: Sequence[PreparedUnit], *, segment_rows: int
+    ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
+        """See `encoder_svc.work.Runner`."""
+        patches = torch.cat([self._to_device(unit) for unit in batch])
+        rows = self._tower(patches, [unit.grid for unit in batch]).to(self._row_dtype)
+        counts = [self.geometry.rows(unit.grid.patches) for unit in batch]
+        assert rows.shape == (sum(counts), self.row_format.levels * self.row_format.hidden_size)
+        # One wait for the device answers for the whole batch.
+        finite = rows.isfinite().all(dim=1).to("cpu").split(counts)
+        return [
+            _cut(part, segment_rows) if bool(ok.all()) else RunFailure(NON_FINITE)
+            for part, ok in zip(rows.split(counts), finite, strict=True)
+        ]
+
+    def _to_device(self, unit: PreparedUnit) -> torch.Tensor:
+        patches = torch.from_numpy(unit.patches)
+        if self._device.type == "cuda":
+            return patches.pin_memory().to(self._device, non_blocking=True)
+        return patches
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ValueError for one that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name!r}: known are cpu, cuda, cuda:N and auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name!r}: known are cpu, cuda, cuda:N and auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name!r}: this machine has {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """A dtype by name; `auto` is bfloat16 on cuda and float32 on cpu. Raises ValueError."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; known: auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _cut(rows: torch.Tensor, segment_rows: int) -> tuple[RowBuffer, ...]:
+    """Segments own their memory, so that dropping one frees it."""
+    return tuple(TensorRows(part.clone()) for part in rows.split(segment_rows))
+
+
+def _to_host(rows: torch.Tensor) -> torch.Tensor:
+    stream = torch.cuda.Stream(rows.device)
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    with torch.cuda.stream(stream):
+        host.copy_(rows, non_blocking=True)
+    stream.synchronize()
+    return host
