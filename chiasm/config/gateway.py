@@ -29,6 +29,8 @@ class MediaConfig:
     """Bytes of one clip's file."""
     max_image_pixels: int = 134217728
     """Pixels of one picture as stored."""
+    max_request_pixels: int = 268435456
+    """Pixels of one request after resizing, all its pictures and frames together."""
     max_items: int = 32
     """Pictures and clips of one request."""
     limit_mm_per_prompt: tuple[str, ...] = ()
