@@ -147,6 +147,11 @@ class DecoderMetrics:
         self.step_failures = Counter(
             "chiasm_step_failures", "Steps that raised", registry=self.registry
         )
+        self.nonfinite_logits = Counter(
+            "chiasm_nonfinite_logits",
+            "Requests failed because the model produced NaN or infinity",
+            registry=self.registry,
+        )
         self.step_time = Histogram(
             "chiasm_step_seconds", "One engine step", buckets=_TOKEN, registry=self.registry
         )
