@@ -216,3 +216,13 @@ class ServedModel:
     id: str
     created: int
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What can be served now. Text needs a decoder; media need an encoder that fits one as well."""
+
+    text: bool
+    images: bool
+    endpoints: tuple[Mapping[str, Any], ...] = ()
+    """Per peer: role, address, ready, and the trouble with it."""

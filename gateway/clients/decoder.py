@@ -22,16 +22,15 @@ class DecoderClient:
     async def describe(self, *, timeout_s: float) -> common_pb2.Description:
         """Who it is. Raises ChiasmError."""
         with typed_errors():
-            return await self._stub.Describe(common_pb2.DescribeRequest(), timeout=timeout_s)
+            answer: common_pb2.Description = await self._stub.Describe(
+                common_pb2.DescribeRequest(), timeout=timeout_s
+            )
+        return answer
 
     def watch_load(self, *, interval_ms: int) -> AsyncIterator[common_pb2.Load]:
         """Load until the decoder goes away."""
         return messages(self._stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
 
-    async def generate(
-        self, start: decoder_pb2.GenerateStart, *, timeout_s: float
-    ) -> GenerateStream:
-        """Opens a Generate. Close what is returned."""
-        stream = GenerateStream(self._stub.Generate(timeout=timeout_s))
-        await stream.send(decoder_pb2.GenerateRequest(start=start))
-        return stream
+    def generate(self, *, timeout_s: float) -> GenerateStream:
+        """A new Generate; send its start first, close it at the end."""
+        return GenerateStream(self._stub.Generate(timeout=timeout_s))

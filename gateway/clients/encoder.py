@@ -24,17 +24,18 @@ class EncoderClient:
     async def describe(self, *, timeout_s: float) -> common_pb2.Description:
         """Who it is. Raises ChiasmError."""
         with typed_errors():
-            return await self._stub.Describe(common_pb2.DescribeRequest(), timeout=timeout_s)
+            answer: common_pb2.Description = await self._stub.Describe(
+                common_pb2.DescribeRequest(), timeout=timeout_s
+            )
+        return answer
 
     def watch_load(self, *, interval_ms: int) -> AsyncIterator[common_pb2.Load]:
         """Load until the encoder goes away."""
         return messages(self._stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
 
-    async def encode(self, start: encoder_pb2.EncodeStart, *, timeout_s: float) -> EncodeStream:
-        """Opens an Encode. Close what is returned."""
-        stream = EncodeStream(self._stub.Encode(timeout=timeout_s))
-        await stream.send(encoder_pb2.EncodeRequest(start=start))
-        return stream
+    def encode(self, *, timeout_s: float) -> EncodeStream:
+        """A new Encode; send its start first, close it at the end."""
+        return EncodeStream(self._stub.Encode(timeout=timeout_s))
 
 
 async def send_media(stream: EncodeStream, data: bytes) -> None:

@@ -44,7 +44,7 @@ class Duplex(Generic[Request, Response]):
 
     def __aiter__(self) -> AsyncIterator[Response]:
         """Responses until the peer ends the call. Raises ChiasmError."""
-        return messages(self._call)
+        return messages(self._call)  # type: ignore[arg-type]  # its read() is typed too widely
 
     async def close(self) -> None:
         """Cancels the call if it still runs."""

@@ -20,7 +20,8 @@ from chiasm.rows import RowFormat
 from chiasm.v1 import common_pb2
 from gateway.clients import DecoderClient, EncoderClient
 from gateway.discovery.base import Discovery, Peer, PeerRole
-from gateway.routing import DecoderRouter, Endpoint, EncoderRouter
+from gateway.messages import Readiness
+from gateway.routing import DecoderRouter, EncoderRouter, Endpoint
 from gateway.routing.base import Advice
 
 logger = logging.getLogger(__name__)
@@ -29,15 +30,6 @@ _DESCRIBE_S = 5.0
 _LOAD_INTERVAL_MS = 500
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What can be served now, and why not where not."""
-
-    text: bool
-    media: bool
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -94,15 +86,17 @@ class Fleet:
     def readiness(self) -> Readiness:
         """Text needs a decoder; media need an encoder whose rows a decoder takes."""
         decoders = self.decoders.endpoints
-        media = any(e.fits(d) for e in self.encoders.endpoints for d in decoders)
-        reasons = [
-            f"{member.peer.role} {member.peer.address}: {member.trouble}"
+        images = any(e.fits(d) for e in self.encoders.endpoints for d in decoders)
+        endpoints = tuple(
+            {
+                "role": member.peer.role.value,
+                "address": member.peer.address,
+                "ready": not member.trouble,
+                "trouble": member.trouble,
+            }
             for member in self._members.values()
-            if member.trouble
-        ]
-        if self.encoders.endpoints and decoders and not media:
-            reasons.append("no encoder's rows are what a decoder takes")
-        return Readiness(bool(decoders), media, tuple(reasons))
+        )
+        return Readiness(bool(decoders), images, endpoints)
 
     def _client(self, peer: Peer) -> EncoderClient | DecoderClient:
         member = self._members.get(peer)
@@ -138,7 +132,7 @@ class Fleet:
         self._leave(peer)
         for child in [p for p, m in self._members.items() if m.parent == peer]:
             await self._drop(child)
-        await member.channel.close()
+        await member.channel.close(None)
 
     async def _keep(self, member: _Member) -> None:
         """Describe, verify, watch; again and again."""
@@ -201,6 +195,7 @@ def _endpoint(address: str, description: common_pb2.Description) -> Endpoint:
         raise ContractMismatch(f"{address}: {error}") from None
     return Endpoint(
         address=address,
+        advertised=description.advertised_address or address,
         instance_id=description.instance_id,
         epoch=description.epoch,
         rows=rows,

@@ -2,5 +2,6 @@
 
 from gateway.media.fetch import MediaFetcher
 from gateway.media.header import MediaHeader, read_header
+from gateway.media.intake import Intake, Medium
 
-__all__ = ["MediaFetcher", "MediaHeader", "read_header"]
+__all__ = ["Intake", "MediaFetcher", "MediaHeader", "Medium", "read_header"]

@@ -10,13 +10,15 @@ import math
 from dataclasses import dataclass
 
 import av
-from av.container import InputContainer
+from av.container import InputContainer, OutputContainer
 from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from chiasm.errors import InvalidMedia
 from gateway.media.sniff import VIDEO_FORMATS
+
+AnyContainer = InputContainer | OutputContainer  # as av.open is typed
 
 _NO_VIDEO = "no decodable video stream"
 _MAX_FRAMES = 4_000_000  # 18 hours at 60 frames/s
@@ -64,7 +66,7 @@ class _Turns:
         self._context.thread_count = 1
         self._packets_left = _PACKETS_TO_FIRST_FRAME
 
-    def look(self, packet: Packet) -> None:
+    def look(self, packet: Packet[VideoStream]) -> None:
         """Decodes until the first frame has come, then never again."""
         if not self._packets_left:
             return
@@ -77,7 +79,7 @@ class _Turns:
             pass  # a broken first packet: the encoder finds out and judges
 
 
-def _pick(container: InputContainer) -> VideoStream | None:
+def _pick(container: AnyContainer) -> VideoStream | None:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             return stream
@@ -85,7 +87,7 @@ def _pick(container: InputContainer) -> VideoStream | None:
 
 
 def _frame_times(
-    container: InputContainer, stream: VideoStream, turns: _Turns
+    container: AnyContainer, stream: VideoStream, turns: _Turns
 ) -> tuple[list[float], float]:
     """Times in display order from 0, and how long the last frame stays, in seconds."""
     base = float(stream.time_base) if stream.time_base else 0.0

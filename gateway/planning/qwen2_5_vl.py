@@ -190,7 +190,7 @@ _SIZE_KEYS = ("patch_size", "merge_size", "temporal_patch_size")
 _VIDEO_KEYS = ("fps", "min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens")
 
 
-def _sizes(file: Mapping[str, Any], fallback: Mapping[str, Any] | None = None) -> dict[str, int]:
+def _sizes(file: Mapping[str, Any], fallback: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Patch geometry and the pixel range, in either of the two spellings files use."""
     found = {
         key: value

@@ -20,9 +20,10 @@ MAX_AGE_S = 5.0  # advice older than this says nothing
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One verified encoder worker or decoder."""
+    """One verified encoder worker or decoder. We dial `address`, other peers `advertised`."""
 
     address: str
+    advertised: str
     instance_id: str
     epoch: int
     rows: RowFormat
@@ -130,13 +131,15 @@ class Router(ABC):
             seat.failures = 0
             seat.ejected_until = 0.0
 
-    def _open(self, exclude: Collection[str]) -> list[Seat]:
+    def _open(self, exclude: Collection[Endpoint]) -> list[Seat]:
         """Seats that may be chosen now."""
         now = self._clock()
         return [
             seat
-            for address, seat in self._seats.items()
-            if address not in exclude and not seat.advice.draining and seat.ejected_until <= now
+            for seat in self._seats.values()
+            if seat.endpoint not in exclude
+            and not seat.advice.draining
+            and seat.ejected_until <= now
         ]
 
     @abstractmethod

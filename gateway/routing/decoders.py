@@ -18,13 +18,15 @@ FULL_TOKENS = 65536  # what a full KV cache weighs
 class DecoderRouter(Router):
     """Chooses decoders by prefix and load."""
 
-    def pick(self, prefix: bytes, *, tokens: int, exclude: Collection[str] = ()) -> Endpoint | None:
+    def pick(
+        self, prefix: bytes, *, tokens: int, exclude: Collection[Endpoint] = ()
+    ) -> Endpoint | None:
         """The decoder for a request; None when there is none.
 
         Args:
             prefix: From `prefix_key`.
             tokens: Of the prompt.
-            exclude: Addresses not to choose.
+            exclude: Endpoints not to choose; one that restarted is another.
         """
         seats = self._open(exclude)
         if not seats:

@@ -19,7 +19,7 @@ class EncoderRouter(Router):
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
-        # Digests being encoded now: a second request for one joins the first, however busy the seat.
+        # Digests being encoded now: a second request joins the first, however busy the seat.
         self._under_way: dict[bytes, tuple[str, int]] = {}
 
     def pick(
@@ -29,7 +29,7 @@ class EncoderRouter(Router):
         *,
         fits: Endpoint | None = None,
         tower: bytes | None = None,
-        exclude: Collection[str] = (),
+        exclude: Collection[Endpoint] = (),
     ) -> Endpoint | None:
         """The worker for an item; None when there is none to choose from.
 
@@ -38,7 +38,7 @@ class EncoderRouter(Router):
             patches: Its work.
             fits: The decoder that will take the rows.
             tower: Only workers of this tower: the one the digest was made with.
-            exclude: Addresses not to choose.
+            exclude: Endpoints not to choose; one that restarted is another.
         """
         now = self._clock()
         seats = [

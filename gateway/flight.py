@@ -1,0 +1,189 @@
+"""Encode and Generate of one request, side by side: one reader, one queue of events.
+
+Owns every task and stream of the request; `close` ends them all. Decides nothing about media.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from chiasm.errors import ChiasmError, Internal, Unavailable
+from chiasm.telemetry import GatewayMetrics
+from chiasm.v1 import common_pb2, decoder_pb2
+from gateway.choices import Choices
+from gateway.clients import GenerateStream
+from gateway.discovery import Fleet
+from gateway.encodings import Encodings
+from gateway.messages import ChoiceDone, Event, JobDone, Usage
+from gateway.order import Order
+from gateway.routing import Endpoint
+from gateway.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+class _Nudge:
+    """Wakes the consumer: the encodings have settled."""
+
+
+class Flight:
+    """One try at a request, on one decoder.
+
+    Args:
+        order: The planned request.
+        decoder: Where to generate.
+        choices: Detokenizes; fresh for every flight.
+        fleet: Encoders and clients.
+        timeline: Deadline and spans.
+        metrics: Counts lost embeddings.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        decoder: Endpoint,
+        choices: Choices,
+        fleet: Fleet,
+        timeline: Timeline,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.decoder_failed = False
+        """Whether the error that ended the events was the decoder's and may pass elsewhere."""
+        self._order = order
+        self._decoder = decoder
+        self._choices = choices
+        self._fleet = fleet
+        self._timeline = timeline
+        self._metrics = metrics
+        self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
+        self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
+        self._encodings = Encodings(
+            order.items,
+            context=order.context,
+            fleet=fleet,
+            decoder=decoder,
+            timeline=timeline,
+            listener=self,
+        )
+        self._generate: GenerateStream | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Starts both calls; yields from the first token on, once every item was decoded."""
+        await self._start()
+        held: list[Event] = []
+        while True:
+            event = await self._queue.get()
+            if isinstance(event, ChiasmError):
+                raise event
+            if not isinstance(event, _Nudge):
+                held.append(event)
+            if not held or not self._encodings.settled:
+                continue  # an item may still turn out broken: that is a 400, not half an answer
+            self._timeline.mark("first_token")
+            for ready in held:
+                yield ready
+            if isinstance(held[-1], JobDone):
+                return
+            held.clear()
+
+    async def close(self) -> None:
+        """Cancels whatever still runs, on all services."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self._encodings.close()
+        if self._generate is not None:
+            await self._generate.close()
+        self._charge.release()
+
+    def encodings_settled(self) -> None:
+        """From Encodings: held events may go."""
+        self._queue.put_nowait(_Nudge())
+
+    def encoding_failed(self, error: ChiasmError) -> None:
+        """From Encodings: the request fails."""
+        self._queue.put_nowait(error)
+
+    async def encoding_moved(self, redirect: decoder_pb2.Redirect) -> None:
+        """From Encodings: tells the decoder where to fetch now."""
+        assert self._generate is not None, "encodings are launched after the decoder is called"
+        await self._generate.send(decoder_pb2.GenerateRequest(redirect=redirect))
+
+    async def _start(self) -> None:
+        order = self._order
+        promises = await self._encodings.assign()
+        client = self._fleet.decoder(self._decoder.address)
+        self._generate = client.generate(timeout_s=self._timeline.remaining_s())
+        self._encodings.launch()
+        start = decoder_pb2.GenerateStart(
+            context=order.context,
+            prompt_token_ids=order.token_ids,
+            promises=[promise.to_proto() for promise in promises],
+            sampling=order.sampling,
+        )
+        # The stream's lock is taken before any encoding runs: `start` is the first message.
+        await self._generate.send(decoder_pb2.GenerateRequest(start=start))
+        self._reader = asyncio.create_task(self._read(self._generate))
+        self._reader.add_done_callback(self._ended)
+
+    async def _read(self, stream: GenerateStream) -> None:
+        try:
+            async for message in stream:
+                if await self._handle(message):
+                    self._fleet.decoders.succeeded(self._decoder)
+                    return
+            raise Unavailable("the decoder ended the stream early")
+        except ChiasmError as error:
+            self.decoder_failed = error.retryable
+            if isinstance(error, Unavailable):
+                self._fleet.decoders.failed(self._decoder)
+            self._queue.put_nowait(error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s failed", self._order.context.request_id, exc_info=task.exception())
+            self._queue.put_nowait(Internal("internal error"))
+
+    async def _handle(self, message: decoder_pb2.GenerateResponse) -> bool:
+        """Acts on one message; True when it was the last."""
+        kind = message.WhichOneof("kind")
+        if kind == "tokens":
+            for event in self._choices.push(message.tokens):
+                self._queue.put_nowait(event)
+                if isinstance(event, ChoiceDone):
+                    await self._stop(event.choice)
+        elif kind == "finished":
+            for event in self._choices.finish(message.finished):
+                self._queue.put_nowait(event)
+        elif kind == "landed":
+            await self._encodings.landed(message.landed.item)
+        elif kind == "embedding_lost":
+            self._metrics.embedding_lost.labels(_cause(message.embedding_lost)).inc()
+            await self._encodings.lost(message.embedding_lost)
+        elif kind == "done":
+            self._done(message.done)
+        return bool(kind == "done")
+
+    async def _stop(self, choice: int) -> None:
+        assert self._generate is not None
+        stop = decoder_pb2.StopChoice(choice=choice)
+        await self._generate.send(decoder_pb2.GenerateRequest(stop_choice=stop))
+
+    def _done(self, done: decoder_pb2.GenerateDone) -> None:
+        for name in ("queue", "transfer", "prefill", "decode"):
+            self._timeline.add(name, getattr(done, f"{name}_ms"))
+        usage = Usage(
+            prompt_tokens=done.prompt_tokens,
+            completion_tokens=max(0, done.completion_tokens - self._choices.overrun),
+            cached_tokens=done.cached_tokens,
+        )
+        self._timeline.mark("first_token")
+        self._queue.put_nowait(JobDone(usage, self._timeline.timings()))
+
+
+def _cause(lost: decoder_pb2.EmbeddingLost) -> str:
+    return common_pb2.Cause.Name(lost.cause).removeprefix("CAUSE_").lower()

@@ -1,0 +1,105 @@
+"""All media of one request: fetched together, each once, and their headers read in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from chiasm.config.gateway import MediaConfig
+from chiasm.errors import InvalidRequest
+from chiasm.plan import Modality
+from gateway.media.fetch import MediaFetcher, Reserve
+from gateway.media.header import MediaHeader, read_header
+from gateway.messages import MediaPart
+
+_THREADS = 4  # header work of all requests together: pictures wait here, text never does
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One part's bytes and what they are."""
+
+    part: MediaPart
+    data: bytes
+    sha256: bytes
+    header: MediaHeader
+
+
+class Intake:
+    """Owns the fetcher and the threads that read headers. Call `close` at the end."""
+
+    def __init__(self, config: MediaConfig, *, fetcher: MediaFetcher | None = None) -> None:
+        self._config = config
+        self._limits = _per_kind(config.limit_mm_per_prompt)
+        self._fetcher = fetcher or MediaFetcher(config)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
+
+    def check_counts(self, parts: Sequence[MediaPart]) -> None:
+        """Raises InvalidRequest when there are more media than one request may have."""
+        if len(parts) > self._config.max_items:
+            raise InvalidRequest(
+                f"{len(parts)} media in one request; at most {self._config.max_items}",
+                param=parts[self._config.max_items].param,
+            )
+        for modality, most in self._limits.items():
+            of_kind = [part for part in parts if part.modality is modality]
+            if len(of_kind) > most:
+                raise InvalidRequest(
+                    f"{len(of_kind)} {modality.value}s in one request; at most {most}",
+                    param=of_kind[most].param,
+                )
+
+    async def fetch(self, parts: Sequence[MediaPart], reserve: Reserve) -> list[bytes]:
+        """The bytes of every part, in order; a URL that is named twice is read once.
+
+        Raises:
+            ChiasmError: Of the first part that fails; the rest is cancelled.
+        """
+        tasks: dict[tuple[Modality, str | int], asyncio.Task[bytes]] = {}
+        keys = [(part.modality, part.url or id(part.data)) for part in parts]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for key, part in zip(keys, parts, strict=True):
+                    if key not in tasks:
+                        tasks[key] = group.create_task(self._fetcher.fetch(part, reserve))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [tasks[key].result() for key in keys]
+
+    async def read(self, parts: Sequence[MediaPart], data: Sequence[bytes]) -> list[Medium]:
+        """Hashes and headers, off the event loop. Raises InvalidMedia or TooLarge."""
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(self._threads, self._read, part, one)
+            for part, one in zip(parts, data, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+
+    async def close(self) -> None:
+        """Ends fetches and threads."""
+        await self._fetcher.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, part: MediaPart, data: bytes) -> Medium:
+        header = read_header(
+            data, part.modality, max_pixels=self._config.max_image_pixels, param=part.param
+        )
+        return Medium(part, data, hashlib.sha256(data).digest(), header)
+
+
+def _per_kind(limits: Sequence[str]) -> dict[Modality, int]:
+    """`image=8` and the like. Raises ValueError."""
+    found: dict[Modality, int] = {}
+    for limit in limits:
+        kind, _, count = limit.partition("=")
+        if kind not in set(Modality) or not count.isdecimal():
+            raise ValueError(f"--limit-mm-per-prompt {limit!r}: write image=N or video=N")
+        found[Modality(kind)] = int(count)
+    return found

@@ -1,0 +1,83 @@
+"""What a request has become once it is planned: what both services are told, as frozen values."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from chiasm.errors import ChiasmError, EmbeddingLost, InvalidMedia, TooLarge
+from chiasm.plan import Cause, MediaPlan
+from chiasm.v1 import common_pb2, decoder_pb2
+from gateway.messages import Envelope, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One medium in its place. Items of one digest share their bytes and their encode."""
+
+    index: int
+    plan: MediaPlan
+    data: bytes
+    prompt_offset: int
+    param: str
+    tower: bytes
+    """The tower its digest was made with: only encoders that hold it will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything `Flight` needs to know about a request."""
+
+    context: common_pb2.RequestContext
+    token_ids: tuple[int, ...]
+    items: tuple[Item, ...]
+    sampling: decoder_pb2.SamplingParams
+
+
+def context_of(job: Envelope) -> common_pb2.RequestContext:
+    """The part of a job that goes to every service."""
+    return common_pb2.RequestContext(
+        request_id=job.request_id,
+        model=job.model,
+        cache_salt=job.tenant_salt,
+        priority=job.priority,
+        traceparent=job.traceparent,
+        tracestate=job.tracestate,
+    )
+
+
+def sampling_of(sampling: Sampling, *, room: int) -> decoder_pb2.SamplingParams:
+    """Sampling on the wire. Too large a `max_tokens` is cut to what the context has room for."""
+    return decoder_pb2.SamplingParams(
+        max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        n=sampling.n,
+        top_logprobs=sampling.top_logprobs,
+        logit_bias=[
+            decoder_pb2.LogitBias(token_id=token_id, bias=bias)
+            for token_id, bias in sampling.logit_bias
+        ],
+    )
+
+
+def cause_error(cause: common_pb2.Cause, message: str, *, param: str) -> ChiasmError:
+    """The error that a cause means: the client's fault with its part named, or ours."""
+    try:
+        known = Cause.from_proto(cause)
+    except ValueError:
+        known = Cause.LOST
+    if known is Cause.INVALID_MEDIA:
+        return InvalidMedia(message or "the medium cannot be decoded", param=param)
+    if known is Cause.TOO_LARGE:
+        return TooLarge(message or "the medium is too large", param=param)
+    return EmbeddingLost(message or f"embedding {known.value}")

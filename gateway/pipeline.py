@@ -1,0 +1,270 @@
+"""The life of a request. READ THIS FIRST.
+
+    admit -> fetch -> plan -> prompt -> encode || generate -> detokenize
+
+A face (REST or gRPC) hands in a job and writes out the events; everything between is decided here.
+Errors before the first event are raised from the first `anext`: the face has sent no status yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TypeVar
+
+from chiasm.config import GatewayConfig
+from chiasm.errors import ChiasmError, InvalidRequest, ModelNotFound, TooLarge, Unavailable
+from chiasm.telemetry import GatewayMetrics
+from gateway.admission import Admission
+from gateway.choices import Choices
+from gateway.detokenizer import Detokenizer
+from gateway.discovery import Fleet
+from gateway.flight import Flight
+from gateway.media import Intake, Medium
+from gateway.messages import ChatJob, Event, Job, MediaPart, RawJob, Readiness, ServedModel
+from gateway.order import Item, Order, context_of, sampling_of
+from gateway.planning import Layout, Planner, media_digest
+from gateway.prompt import ExpandedPrompt, PromptBuilder
+from gateway.routing import Endpoint, prefix_key
+from gateway.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+_PATIENCE_S = 3.0  # how long a request waits for a peer to come (back)
+_POLL_S = 0.05
+
+
+class Pipeline:
+    """Serves one checkpoint. Owns nothing that outlives a request but its collaborators.
+
+    Args:
+        config: The gateway's settings.
+        fleet: Encoders and decoders; started and closed by the owner.
+        intake: Fetches media and reads their headers.
+        planner: The model family's.
+        prompts: Chat template and tokenizer.
+        processor: The processor digest that goes into every media digest.
+        metrics: The gateway's.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        fleet: Fleet,
+        intake: Intake,
+        planner: Planner,
+        prompts: PromptBuilder,
+        processor: bytes,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._intake = intake
+        self._planner = planner
+        self._prompts = prompts
+        self._processor = processor
+        self._metrics = metrics
+        self._names = config.served_model_name or (_name(config.model),)
+        self._created = int(time.time())
+        self.admission = Admission(
+            max_inflight=config.admission.max_inflight,
+            max_media_bytes=config.media.max_bytes_in_flight,
+            metrics=metrics,
+        )
+
+    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+        """Everything that happens to a request, in order."""
+        timeline = Timeline(self._timeout_s(job))
+        parts = self._check(job)
+        with self.admission.enter(media=bool(parts)) as ticket:
+            async with timeline.enforced():
+                with timeline.span("fetch"):
+                    data = await self._intake.fetch(parts, ticket.reserve)
+                with timeline.span("plan"):
+                    media = await self._intake.read(parts, data)
+                    layouts = self._plan(job, media)
+                    prompt = await self._prompt(job, layouts)
+                decoder = await self._decoder(job, prompt, media)
+                order = await self._order(job, prompt, decoder, media, layouts)
+            async with aclosing(self._fly(job, order, decoder, timeline)) as events:
+                async for event in events:
+                    yield event
+
+    def models(self) -> list[ServedModel]:
+        """Every name a request may use."""
+        length = self._fleet.decoders.max_model_len
+        return [ServedModel(name, self._created, length) for name in self._names]
+
+    def readiness(self) -> Readiness:
+        """What can be served now."""
+        return self._fleet.readiness()
+
+    def _timeout_s(self, job: Job) -> float:
+        ours = self._config.admission.request_timeout_s
+        return ours if job.timeout_s is None else min(ours, job.timeout_s)
+
+    def _check(self, job: Job) -> list[MediaPart]:
+        """What can be refused without any work; returns the media in prompt order."""
+        if job.model not in self._names:
+            raise ModelNotFound(f"the model {job.model!r} is not served here", param="model")
+        if isinstance(job, RawJob):
+            return []
+        parts = [
+            part
+            for message in job.messages
+            for part in message.parts
+            if isinstance(part, MediaPart)
+        ]
+        self._intake.check_counts(parts)
+        return parts
+
+    def _plan(self, job: Job, media: Sequence[Medium]) -> list[Layout]:
+        """Sizes, frames and rows of every medium, and the budget of them all together."""
+        if not isinstance(job, ChatJob):
+            return []
+        layouts = [
+            self._planner.plan(medium.header, job.media_options, param=medium.part.param)
+            for medium in media
+        ]
+        most = self._config.media.max_request_pixels
+        if sum(layout.pixels for layout in layouts) > most:
+            raise TooLarge(
+                f"the media of this request come to more than {most} pixels after resizing; "
+                "send fewer or set a lower mm_processor_kwargs.max_pixels",
+                param="messages",
+            )
+        return layouts
+
+    async def _prompt(self, job: Job, layouts: Sequence[Layout]) -> ExpandedPrompt:
+        """Token ids with one run of placeholders per medium."""
+        if isinstance(job, ChatJob):
+            rendered = await asyncio.to_thread(
+                self._prompts.render, job.messages, tools=job.tools, options=job.template_options
+            )
+            return self._prompts.expand(rendered, [layout.num_rows for layout in layouts])
+        if isinstance(job.prompt, str):
+            ids = await asyncio.to_thread(self._prompts.encode_text, job.prompt)
+        else:
+            self._prompts.check_ids(job.prompt, param="prompt")
+            ids = job.prompt
+        return ExpandedPrompt(ids, ())
+
+    async def _decoder(self, job: Job, prompt: ExpandedPrompt, media: Sequence[Medium]) -> Endpoint:
+        """The decoder to ask: where this prompt's prefix may be cached, if it is not too busy."""
+        contents = [medium.sha256 for medium in media]
+        located = list(zip(prompt.offsets, contents, strict=True))
+        key = prefix_key(job.tenant_salt, prompt.token_ids, located)
+        size = len(prompt.token_ids)
+        return await _soon(
+            lambda: self._fleet.decoders.pick(key, tokens=size), "no decoder is available"
+        )
+
+    async def _order(
+        self,
+        job: Job,
+        prompt: ExpandedPrompt,
+        decoder: Endpoint,
+        media: Sequence[Medium],
+        layouts: Sequence[Layout],
+    ) -> Order:
+        """Refuses what does not fit the context, before any encoder is called; seals the plans."""
+        room = decoder.max_model_len - len(prompt.token_ids)
+        param = "messages" if isinstance(job, ChatJob) else "prompt"
+        if not prompt.token_ids:
+            raise InvalidRequest("the prompt is empty", param=param)
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt.token_ids)} tokens, media included; the model takes "
+                f"{decoder.max_model_len} with at least one for the answer",
+                param=param,
+            )
+        items: tuple[Item, ...] = ()
+        if media:
+            tower = await _soon(
+                lambda: self._fleet.encoders.tower_for(decoder), "no encoder is available"
+            )
+            items = self._items(job, prompt, media, layouts, tower)
+        return Order(
+            context=context_of(job),
+            token_ids=prompt.token_ids,
+            items=items,
+            sampling=sampling_of(job.sampling, room=room),
+        )
+
+    def _items(
+        self,
+        job: Job,
+        prompt: ExpandedPrompt,
+        media: Sequence[Medium],
+        layouts: Sequence[Layout],
+        tower: bytes,
+    ) -> tuple[Item, ...]:
+        items = []
+        for index, (medium, layout) in enumerate(zip(media, layouts, strict=True)):
+            digest = media_digest(
+                medium.sha256,
+                layout.to_plan(media_bytes=len(medium.data)),
+                tower=tower,
+                processor=self._processor,
+                salt=job.tenant_salt,
+            )
+            plan = layout.to_plan(media_bytes=len(medium.data), digest=digest)
+            offset = prompt.offsets[index]
+            items.append(Item(index, plan, medium.data, offset, medium.part.param, tower))
+        return tuple(items)
+
+    async def _fly(
+        self, job: Job, order: Order, decoder: Endpoint, timeline: Timeline
+    ) -> AsyncGenerator[Event, None]:
+        """Encode and generate at once. A decoder that fails before the first event is replaced."""
+        failed: set[Endpoint] = set()
+        while True:
+            flight = Flight(
+                order,
+                decoder=decoder,
+                choices=Choices(job.sampling.n, self._detokenizers(job)),
+                fleet=self._fleet,
+                timeline=timeline,
+                metrics=self._metrics,
+            )
+            answered = False
+            try:
+                async for event in flight.events():
+                    answered = True
+                    yield event
+                return
+            except ChiasmError:
+                failed.add(decoder)
+                other = self._fleet.decoders.pick(b"", tokens=len(order.token_ids), exclude=failed)
+                if answered or not flight.decoder_failed or len(failed) > 1 or other is None:
+                    raise
+                logger.info("%s: moves to decoder %s", job.request_id, other.address)
+                self._metrics.migrations.inc()
+                decoder = other
+            finally:
+                await flight.close()
+
+    def _detokenizers(self, job: Job) -> Callable[[], Detokenizer]:
+        return lambda: Detokenizer(self._prompts.vocabulary, job.stop)
+
+
+def _name(model: str) -> str:
+    """A directory's own name; `demo` and hub ids as they are."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
+
+
+async def _soon(find: Callable[[], Found | None], otherwise: str) -> Found:
+    """Waits a moment for what may be just restarting. Raises Unavailable."""
+    for _ in range(round(_PATIENCE_S / _POLL_S)):
+        if (found := find()) is not None:
+            return found
+        await asyncio.sleep(_POLL_S)
+    raise Unavailable(otherwise, retry_after_s=_PATIENCE_S)
