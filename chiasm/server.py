@@ -39,10 +39,20 @@ class Server:
         host: Address to bind.
         port: Port to bind; 0 takes a free one.
         drain_s: Seconds that open rpcs get after `stop`.
+        interceptors: Further ones, inside the one that turns errors into statuses.
     """
 
-    def __init__(self, host: str, port: int, *, drain_s: float = 30.0) -> None:
-        self.grpc = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=SERVER_OPTIONS)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        drain_s: float = 30.0,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.grpc = grpc.aio.server(
+            interceptors=(ErrorInterceptor(), *interceptors), options=SERVER_OPTIONS
+        )
         self._host = host
         self._drain_s = drain_s
         self._health = health.aio.HealthServicer()

@@ -87,7 +87,7 @@ class PromptBuilder:
         )
         ids = self.vocabulary.encode_sealed(self.vocabulary.specials.seal(text))
         slots = self._slots(ids)
-        media = [part for message in messages for part in message.parts if _is_media(part)]
+        media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
         if [slot.modality for slot in slots] != [part.modality for part in media]:
             raise _no_slot(messages)
         return RenderedPrompt(tuple(ids), slots)
@@ -181,10 +181,6 @@ class PromptBuilder:
         return {"type": "function", "id": guard(call.id), "function": function}
 
 
-def _is_media(part: TextPart | MediaPart) -> bool:
-    return isinstance(part, MediaPart)
-
-
 def _placeholders(config: Mapping[str, Any]) -> dict[int, Modality]:
     """Placeholder token ids of a config.json; older files spell the key `*_token_index`."""
     kinds: dict[int, Modality] = {}
@@ -205,6 +201,4 @@ def _no_slot(messages: Sequence[Message]) -> InvalidRequest:
                 f"the model's chat template takes no media in {message.role.value} messages",
                 param=media[0].param or "messages",
             )
-    return InvalidRequest(
-        "the model's chat template has no slot for these media", param="messages"
-    )
+    return InvalidRequest("the model's chat template has no slot for these media", param="messages")

@@ -36,10 +36,10 @@ class Vocabulary:
         self._plain.no_truncation()
         self._plain.no_padding()
         self.specials = SpecialTokens(special)
-        self._special_ids = {self._plain.token_to_id(name) for name in special}
+        self._special_ids = frozenset(map(self._id, special))
         self._sealed = _sealed_copy(spec, self.specials)
         self._renumber = {
-            self._sealed.token_to_id(self.specials.seal_of(name)): self._plain.token_to_id(name)
+            self._sealed.token_to_id(self.specials.seal_of(name)): self._id(name)
             for name in special
         }
         if all(old == new for old, new in self._renumber.items()):
@@ -53,7 +53,7 @@ class Vocabulary:
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids that never become text."""
-        return frozenset(self._special_ids)
+        return self._special_ids
 
     @property
     def is_byte_level(self) -> bool:
@@ -77,6 +77,11 @@ class Vocabulary:
         """Ids of text that `SpecialTokens` has sealed."""
         ids: list[int] = self._sealed.encode(text, add_special_tokens=False).ids
         return [self._renumber.get(i, i) for i in ids] if self._renumber else ids
+
+    def _id(self, token: str) -> int:
+        found = self._plain.token_to_id(token)
+        assert found is not None, "an added token has an id"
+        return int(found)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its content."""

@@ -1,0 +1,124 @@
+"""Runs jobs for a REST request and answers: one JSON object, or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import fields, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chiasm.errors import Internal
+from gateway.api.disconnect import cancelled_when_gone
+from gateway.api.jobs import Caller
+from gateway.api.observe import observed
+from gateway.api.ports import Face
+from gateway.api.sse import EventStream, chunks
+from gateway.api.wire import Choice, Wire
+from gateway.messages import ChoiceDone, Delta, Event, Job, JobDone, Timings, Usage
+
+Events = AsyncGenerator[Event, None]
+
+
+def face_of(request: Request) -> Face:
+    """What the application was built with."""
+    face = request.app.state.face
+    assert isinstance(face, Face)
+    return face
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks. The job's id begins with the request's, and is unique even if that is not."""
+    return Caller(
+        request_id=f"{request.state.request_id}-{secrets.token_hex(4)}",
+        tenant_salt=request.state.tenant,
+        traceparent=request.headers.get("traceparent", ""),
+        tracestate=request.headers.get("tracestate", ""),
+    )
+
+
+async def whole(request: Request, events: Events, wire: Wire, *, num_choices: int) -> Response:
+    """All of it as one JSON object."""
+    choices = [Choice() for _ in range(num_choices)]
+    done: JobDone | None = None
+    async with aclosing(events), cancelled_when_gone(request.receive):
+        async for event in events:
+            if isinstance(event, Delta):
+                choice = choices[event.choice]
+                choice.text.append(event.text)
+                choice.logprobs.extend(event.logprobs)
+            elif isinstance(event, ChoiceDone):
+                choices[event.choice].reason = event.reason
+            else:
+                done = event
+    if done is None:
+        raise Internal("internal error")
+    return Response(wire.whole(choices, done), media_type="application/json")
+
+
+async def stream(
+    request: Request, events: Events, wire: Wire, *, usage: bool, timings: bool
+) -> Response:
+    """A stream, once the first event is there: what fails before is a plain error."""
+    try:
+        async with cancelled_when_gone(request.receive):
+            first = await anext(events)
+    except StopAsyncIteration:
+        raise Internal("internal error") from None
+    frames = chunks(first, events, wire, usage=usage, timings=timings)
+    return EventStream(frames, events)
+
+
+def run_all(face: Face, jobs: Sequence[Job]) -> Events:
+    """The events of one job, or of several side by side with their choices renumbered."""
+    runs = [observed(job, face.pipeline.run(job), face.metrics) for job in jobs]
+    return runs[0] if len(runs) == 1 else _merge(runs, jobs[0].sampling.n)
+
+
+async def _merge(runs: Sequence[Events], per_job: int) -> Events:
+    """Every run in a task of its own; the first failure ends all of them."""
+    queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue(maxsize=64)
+    live = {asyncio.create_task(_pump(index, run, queue)) for index, run in enumerate(runs)}
+    getter = asyncio.create_task(queue.get())
+    finished: list[JobDone] = []
+    try:
+        while len(finished) < len(runs):
+            done, _ = await asyncio.wait({getter, *live}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done & live:
+                live.discard(task)
+                task.result()  # raises what the run raised
+            if not getter.done():
+                continue
+            index, event = getter.result()
+            getter = asyncio.create_task(queue.get())
+            if isinstance(event, JobDone):
+                finished.append(event)
+            else:
+                yield replace(event, choice=index * per_job + event.choice)
+    finally:
+        for task in (getter, *live):
+            task.cancel()
+        await asyncio.gather(getter, *live, return_exceptions=True)
+    yield _sum(finished)
+
+
+async def _pump(index: int, run: Events, queue: asyncio.Queue[tuple[int, Event]]) -> None:
+    async with aclosing(run):
+        async for event in run:
+            await queue.put((index, event))
+
+
+def _sum(done: Sequence[JobDone]) -> JobDone:
+    """Usage adds up; of the timings the longest count, since the jobs ran side by side."""
+    usages = [event.usage for event in done]
+    return JobDone(
+        Usage(
+            prompt_tokens=sum(u.prompt_tokens for u in usages),
+            completion_tokens=sum(u.completion_tokens for u in usages),
+            cached_tokens=sum(u.cached_tokens for u in usages),
+        ),
+        Timings(**{f.name: max(getattr(e.timings, f.name) for e in done) for f in fields(Timings)}),
+    )

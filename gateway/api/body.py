@@ -1,0 +1,94 @@
+"""Request bodies: bounded reading, one JSON parse, one validation; off the loop when large."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from chiasm.errors import Cancelled, InvalidRequest, TooLarge, UnsupportedMediaType
+from gateway.api.errors import from_validation
+
+OFF_LOOP_BYTES = 64 << 10
+MAX_DEPTH = 64  # of nested JSON: templates and validators recurse
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Model], *, max_bytes: int) -> Model:
+    """The request's JSON body as `model`.
+
+    Raises:
+        UnsupportedMediaType: It is not declared as JSON, or it is compressed.
+        TooLarge: It has more than `max_bytes`.
+        InvalidRequest: It is not JSON, nested too deeply, or not what `model` asks for.
+    """
+    _check_headers(request)
+    raw = await _read(request, max_bytes)
+    if len(raw) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse, raw, model)
+    return parse(raw, model)
+
+
+def parse(raw: bytes | bytearray, model: type[Model]) -> Model:
+    """JSON text as `model`; raises InvalidRequest."""
+    if not raw.strip():
+        raise InvalidRequest("the body is empty; a JSON object is needed")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+        raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def _check_headers(request: Request) -> None:
+    declared = request.headers.get("content-type", "application/json")
+    kind = declared.partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType("content-type must be application/json")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMediaType("compressed bodies are not taken")
+
+
+async def _read(request: Request, max_bytes: int) -> bytearray:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    raw = bytearray()
+    try:
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away") from error
+    return raw
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body has more than {max_bytes} bytes")
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    """Level by level, so that depth costs no recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit):
+        below: list[Any] = []
+        for node in level:
+            children = node.values() if isinstance(node, dict) else node
+            below.extend(child for child in children if isinstance(child, dict | list))
+        if not below:
+            return False
+        level = below
+    return True

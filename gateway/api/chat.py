@@ -1,0 +1,44 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.api.answer import caller_of, face_of, run_all, stream, whole
+from gateway.api.body import read_body
+from gateway.api.jobs import chat_job
+from gateway.api.openai_schema import ChatBody
+from gateway.api.openapi import takes
+from gateway.api.wire import ChatWire, Reply
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatBody), tags=["OpenAI"])
+async def chat_completions(request: Request) -> Response:
+    """An answer to a conversation with pictures and clips, whole or as a stream of events.
+
+    With `return_timings` the answer (in a stream its last chunk) says where the time went, in
+    milliseconds.
+    """
+    face = face_of(request)
+    body = await read_body(request, ChatBody, max_bytes=face.max_body_bytes)
+    job = chat_job(body, caller_of(request), vocab_size=face.vocab_size)
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    timings = bool(body.return_timings)
+    wire = ChatWire(
+        Reply(
+            id=f"chatcmpl-{job.request_id}",
+            model=body.model,
+            bytes_of=face.prompts.vocabulary.bytes_of,
+            logprobs=bool(body.logprobs),
+            usage=usage,
+            timings=timings,
+        )
+    )
+    events = run_all(face, (job,))
+    if body.stream:
+        return await stream(request, events, wire, usage=usage, timings=timings)
+    return await whole(request, events, wire, num_choices=job.sampling.n)

@@ -1,0 +1,44 @@
+"""What the faces need from the inside of the gateway, and what handlers share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from chiasm.telemetry import GatewayMetrics
+from gateway.api.keys import ApiKeys
+from gateway.messages import Event, Job, Readiness, ServedModel
+from gateway.prompt import PromptBuilder
+
+
+class Pipeline(Protocol):
+    """The inside, as the faces see it."""
+
+    def run(self, job: Job) -> AsyncGenerator[Event, None]:
+        """The job's events. Errors before the first event are raised from the first `anext`."""
+        ...
+
+    def models(self) -> Sequence[ServedModel]:
+        """Every name a request may use."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """Which parts are there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Face:
+    """What every handler of both faces works with."""
+
+    pipeline: Pipeline
+    prompts: PromptBuilder
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    max_body_bytes: int = 512 << 20
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that sampling may name."""
+        return self.prompts.vocab_size

@@ -1,0 +1,189 @@
+"""Starts the gateway: one event loop with the fleet, the REST face and the gRPC face.
+
+Life: build -> listen -> ready line -> SIGTERM -> /ready 503 and no new requests -> drain -> stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import uvicorn
+
+from chiasm import handshake
+from chiasm.checkpoint import resolve_model
+from chiasm.config import GatewayConfig
+from chiasm.digest import processor_digest, tokenizer_digest
+from chiasm.errors import Unavailable
+from chiasm.server import Server, until_signal
+from chiasm.telemetry import GatewayMetrics
+from chiasm.v1 import gateway_pb2_grpc
+from gateway.api.drain import Gate
+from gateway.api.keys import ApiKeys
+from gateway.api.ports import Face
+from gateway.api.rest import build_app
+from gateway.api.servicer import GatewayServicer, KeyInterceptor
+from gateway.discovery import Fleet, discovery_for
+from gateway.media import Intake
+from gateway.pipeline import Pipeline
+from gateway.planning import planner_for
+from gateway.prompt import PromptBuilder
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_CUT_OFF_S = 2.0  # for cut-off requests to say so
+
+
+def main(config: GatewayConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains and returns.
+
+    Raises:
+        ValueError: Settings or checkpoint files that cannot be.
+        Unavailable: A port is in use.
+    """
+    asyncio.run(serve(config))
+
+
+async def serve(config: GatewayConfig) -> None:
+    """`main` inside a running loop."""
+    async with running(config) as gateway:
+        gateway.announce()
+        await until_signal(gateway.refuse)
+        logger.info("draining for at most %.0f s", config.server.drain_s)
+        await gateway.gate.drain(config.server.drain_s)
+
+
+class Gateway:
+    """The two listening faces of one gateway."""
+
+    def __init__(self, face: Face, config: GatewayConfig) -> None:
+        server = config.server
+        self.gate = Gate()
+        self._host = server.host
+        self._socket = _listen(server.host, server.port)
+        self._grpc = Server(
+            server.host,
+            config.grpc_port,
+            drain_s=_CUT_OFF_S,
+            interceptors=(KeyInterceptor(face),),
+        )
+        gateway_pb2_grpc.add_GatewayServicer_to_server(
+            GatewayServicer(face, self.gate), self._grpc.grpc
+        )
+        self._rest = _Uvicorn(_uvicorn_config(build_app(face, self.gate)))
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of the REST face."""
+        return f"{self._host}:{self._socket.getsockname()[1]}"
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of the gRPC face."""
+        return self._grpc.address
+
+    async def start(self) -> None:
+        """Both faces answer when this returns."""
+        await self._grpc.start(("chiasm.v1.Gateway",))
+        await self._grpc.ready(True)
+        self._task = asyncio.create_task(self._rest.serve(sockets=[self._socket]))
+        while not self._rest.started and not self._task.done():
+            await asyncio.sleep(0.01)
+
+    def announce(self) -> None:
+        """The one line that tools wait for."""
+        line = f"chiasm-ready role=gateway address={self.address} grpc={self.grpc_address}"
+        print(line, flush=True)
+
+    def refuse(self) -> None:
+        """From now on /ready says 503 and new requests are refused."""
+        self.gate.draining = True
+
+    async def stop(self) -> None:
+        """Closes both faces; requests that are still inside have been cut off before."""
+        self.refuse()
+        self._rest.should_exit = True
+        await self._grpc.stop()
+        if self._task is not None:
+            await self._task
+        self._socket.close()
+
+
+@asynccontextmanager
+async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
+    """A gateway that serves inside the block. Peers may come later."""
+    model_dir = resolve_model(config.model)
+    keys = ApiKeys.from_file(config.api_key_file)
+    metrics = GatewayMetrics()
+    planner = planner_for(model_dir)
+    prompts = PromptBuilder(model_dir)
+    processor = processor_digest(model_dir)
+    expected = handshake.Expected(planner.family, processor, tokenizer_digest(model_dir))
+    fleet = Fleet(discovery_for(config), expected)
+    intake = Intake(config.media)
+    pipeline = Pipeline(
+        config,
+        fleet=fleet,
+        intake=intake,
+        planner=planner,
+        prompts=prompts,
+        processor=processor,
+        metrics=metrics,
+    )
+    face = Face(
+        pipeline=pipeline,
+        prompts=prompts,
+        keys=keys,
+        metrics=metrics,
+        max_body_bytes=config.admission.max_body_bytes,
+    )
+    gateway = Gateway(face, config)
+    fleet.start()
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop()
+        await fleet.close()
+        await intake.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(_CUT_OFF_S),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    with suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen on {host}:{port}: is the port in use?") from error
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
