@@ -1,0 +1,328 @@
+"""The engine: reads like the life of a request, see `step`. Runs in a thread of its own.
+
+Owns the requests. What runs when is the scheduler's decision, what is where the receiver's; computing
+is the executor's work. Nobody else catches everything: a failing step fails its requests, not us.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
+from typing import Protocol
+
+from chiasm.errors import ChiasmError, EmbeddingLost, Internal
+from chiasm.telemetry import DecoderMetrics
+from decoder_svc.embeddings.events import FetchCommand, ItemLanded, Notice, PartLost
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.engine.inbox import Inbox, Item
+from decoder_svc.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    ChoiceDone,
+    EngineLoad,
+    Event,
+    FinishReason,
+    ItemReleased,
+    PartFailed,
+    RedirectPart,
+    RequestDone,
+    RequestFailed,
+    StepPlan,
+    StepResult,
+    StopChoice,
+    Tokens,
+)
+from decoder_svc.engine.request import Request, Sequence, State
+from decoder_svc.engine.transfers import TransferTimes
+from decoder_svc.runner.executor import Executor
+from decoder_svc.sampling.params import Sampled
+from decoder_svc.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_IDLE_S = 1.0
+_STALLED_S = 0.1
+
+
+class Outbox(Protocol):
+    """Where the engine's words go. Called from the engine's thread; must not block."""
+
+    def __call__(
+        self, events: Seq[tuple[str, Event]], commands: Seq[FetchCommand], load: EngineLoad
+    ) -> None: ...
+
+
+class EngineCore:
+    """Takes requests from the inbox through their lives.
+
+    Args:
+        scheduler: Decides what runs.
+        receiver: Fetches rows of media.
+        executor: Computes steps.
+        outbox: Takes events and transfer commands away.
+        metrics: Counters and gauges.
+        embedding_timeout_s: How long a request may wait for rows.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        receiver: EmbeddingReceiver,
+        executor: Executor,
+        outbox: Outbox,
+        metrics: DecoderMetrics,
+        embedding_timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.inbox = Inbox()
+        self._scheduler = scheduler
+        self._receiver = receiver
+        self._executor = executor
+        self._outbox = outbox
+        self._metrics = metrics
+        self._timeout_s = embedding_timeout_s
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._events: list[tuple[str, Event]] = []
+        self._in_flight: deque[StepPlan] = deque()
+        self._suspects: tuple[str, ...] = ()  # whom to fail should the next line raise
+        self._transfers = TransferTimes()
+        self._num_seen = 0
+        self._stopped = False
+        self.heartbeat = clock()
+
+    def run(self) -> None:
+        """Steps until `stop`; sleeps on the inbox while there is nothing to compute."""
+        while not self._stopped:
+            self.heartbeat = self._clock()
+            if not self._step_safely():
+                self.inbox.wait(_STALLED_S if self._requests else _IDLE_S)
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        self._stopped = True
+        self.inbox.wake()
+
+    def step(self) -> bool:
+        """One turn. Returns whether anything was computed or is being computed."""
+        self._take_in(self.inbox.drain())
+        plan = self._scheduler.schedule(self._clock())
+        self._ask_for_rows()
+        self._submit(plan)
+        busy = bool(self._in_flight)
+        self._apply(self._collect(plan))
+        self._publish()
+        return busy
+
+    def _step_safely(self) -> bool:
+        try:
+            return self.step()
+        except Exception:  # the step loop
+            logger.exception("step failed; requests: %s", self._suspects)
+            self._metrics.step_failures.inc()
+            self._fail_suspects()
+            return True
+
+    # 1. Take in.
+
+    def _take_in(self, items: list[Item]) -> None:
+        for item in items:
+            request_id = getattr(item, "request_id", None)
+            self._suspects = (request_id,) if request_id else ()
+            match item:
+                case AddRequest():
+                    self._add(item)
+                case AbortRequest():
+                    self._end(item.request_id)
+                case StopChoice():
+                    self._stop_choice(item)
+                case RedirectPart():
+                    self._redirect(item)
+                case _:
+                    self._transfers.note(item, self._requests, self._clock())
+                    self._receiver.on_event(item)
+        self._suspects = ()
+        self._fail_stalled()
+
+    def _add(self, add: AddRequest) -> None:
+        self._num_seen += 1
+        request = Request(add, self._num_seen, self._clock())
+        self._requests[add.request_id] = request
+        self._metrics.prompt_tokens.inc(len(add.prompt_ids))
+        if add.promises:
+            self._receiver.add(add.request_id, add.promises)
+        self._scheduler.add(request)
+        for sequence in request.sequences:
+            if len(sequence.output) >= add.sampling.max_tokens:  # a replay of a finished choice
+                self._finish(sequence, FinishReason.LENGTH)
+
+    def _stop_choice(self, stop: StopChoice) -> None:
+        request = self._requests.get(stop.request_id)
+        if request is None or not 0 <= stop.choice < len(request.sequences):
+            return
+        sequence = request.sequences[stop.choice]
+        if sequence.state is not State.FINISHED:
+            self._finish(sequence, FinishReason.STOP)
+
+    def _redirect(self, move: RedirectPart) -> None:
+        request = self._requests.get(move.request_id)
+        if request is None or move.item not in request.promises:
+            return
+        use = self._receiver.add_source if move.hedge else self._receiver.redirect
+        use(move.request_id, move.item, move.part, move.attempt, move.source)
+
+    def _fail_stalled(self) -> None:
+        now = self._clock()
+        for request in tuple(self._requests.values()):
+            since = request.clock.stalled_since
+            if since is not None and now - since > self._timeout_s:
+                self._metrics.embedding_lost.labels(cause="timeout").inc()
+                message = f"embeddings did not arrive within {self._timeout_s:g} s (TIMEOUT)"
+                self._fail(request.request_id, EmbeddingLost(message))
+
+    # 2. Ask for rows that will be needed soon.
+
+    def _ask_for_rows(self) -> None:
+        self._receiver.grant(self._scheduler.demands())
+        commands = self._receiver.take_commands()
+        if commands:
+            self._transfers.opened(commands)
+            self._send(commands)  # before the step: the transfer runs while the model does
+
+    # 3. Compute.
+
+    def _submit(self, plan: StepPlan | None) -> None:
+        if plan is not None:
+            self._suspects = plan.request_ids
+            self._in_flight.append(plan)
+            self._executor.submit(plan)
+
+    def _collect(self, submitted: StepPlan | None) -> StepResult | None:
+        """The oldest step's result, once the pipeline is full or there is nothing to add to it."""
+        full = len(self._in_flight) >= self._executor.depth
+        if not self._in_flight or (submitted is not None and not full):
+            return None
+        self._suspects = self._in_flight[0].request_ids
+        started = self._clock()
+        result = self._executor.collect()
+        self._in_flight.popleft()
+        self._metrics.step_time.observe(self._clock() - started)
+        return result
+
+    # 4. Apply.
+
+    def _apply(self, result: StepResult | None) -> None:
+        if result is None:
+            return
+        drawn = self._scheduler.complete(result.step)
+        for sequence, sampled in zip(drawn, result.sampled, strict=True):
+            if sequence.state is State.RUNNING:
+                self._take_token(sequence, sampled)
+        self._suspects = ()
+
+    def _take_token(self, sequence: Sequence, sampled: Sampled) -> None:
+        request = sequence.request
+        if not sampled.finite:
+            self._metrics.nonfinite_logits.inc()
+            logger.error("request %s: non-finite logits", request.request_id)
+            self._fail(request.request_id, Internal("the model produced non-finite numbers"))
+            return
+        if request.clock.first_token is None:
+            request.clock.first_token = self._clock()
+        position = len(sequence.output)
+        reason = sequence.append(sampled.token_id)
+        if reason is not FinishReason.STOP:
+            told = () if sampled.logprob is None else (sampled,)
+            self._emit(request, Tokens(sequence.choice, position, (sampled.token_id,), told))
+        if reason is not None:
+            stop_id = sampled.token_id if reason is FinishReason.STOP else None
+            self._finish(sequence, reason, stop_id)
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None
+    ) -> None:
+        request = sequence.request
+        self._scheduler.finish(sequence)
+        self._emit(request, ChoiceDone(sequence.choice, reason, stop_id))
+        if not request.live:
+            self._emit(request, self._summary(request))
+            self._end(request.request_id)
+
+    def _summary(self, request: Request) -> RequestDone:
+        queue, transfer, prefill, decode = request.clock.phases_ms(self._clock())
+        self._metrics.generation_tokens.inc(request.num_sampled)
+        return RequestDone(
+            prompt_tokens=len(request.prompt),
+            cached_tokens=request.num_cached or 0,
+            completion_tokens=request.num_sampled,
+            queue_ms=queue,
+            transfer_ms=transfer,
+            prefill_ms=prefill,
+            decode_ms=decode,
+        )
+
+    def _fail(self, request_id: str, error: ChiasmError) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._emit(request, RequestFailed(error))
+            self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        """Nothing of the request stays behind; unknown requests have ended already."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        for sequence in request.live:
+            self._scheduler.finish(sequence)
+        if request.promises:
+            self._receiver.release(request_id)
+
+    def _fail_suspects(self) -> None:
+        """Fails whom the exception may concern: the plan in hand, or everybody when it is unclear."""
+        failed = set(self._suspects or tuple(self._requests))
+        while self._in_flight:  # results are in order: after a lost one none can be told apart
+            plan = self._in_flight.popleft()
+            failed.update(plan.request_ids)
+            self._scheduler.discard(plan.step)
+        self._suspects = ()
+        for request_id in failed:
+            self._fail(request_id, Internal("internal error"))
+        self._publish()
+
+    # 5. Publish.
+
+    def _publish(self) -> None:
+        self._suspects = ()
+        for notice in self._receiver.take_notices():
+            self._tell(notice)
+        self._send(self._receiver.take_commands())
+
+    def _tell(self, notice: Notice) -> None:
+        request = self._requests.get(notice.request_id)
+        if request is None:
+            return
+        match notice:
+            case ItemLanded(_, item):
+                promise = request.promises[item]
+                end = promise.prompt_offset + promise.plan.num_rows
+                self._emit(request, ItemReleased(item, end <= (request.num_cached or 0)))
+            case PartLost(_, item, part, attempt, cause, message):
+                self._metrics.embedding_lost.labels(cause=cause.value).inc()
+                self._emit(request, PartFailed(item, part, attempt, cause, message))
+
+    def _emit(self, request: Request, event: Event) -> None:
+        self._events.append((request.request_id, event))
+
+    def _send(self, commands: Seq[FetchCommand]) -> None:
+        events, self._events = self._events, []
+        load = replace(
+            self._scheduler.load(),
+            slab_pages_free=self._receiver.num_free_pages,
+            requests_seen=self._num_seen,
+        )
+        self._outbox(events, commands, load)

@@ -1,0 +1,208 @@
+"""The frozen values of the engine: commands in, events out, step plans down, results up.
+
+Step plans hold ints, strings, bytes, tuples and other such values only: they may cross processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chiasm.errors import ChiasmError
+from chiasm.plan import Cause, Promise, Source
+from decoder_svc.embeddings.events import SlabRun
+from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+# Commands: asyncio side -> engine.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRequest:
+    """A checked request."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    promises: tuple[Promise, ...] = ()
+    grid_positions: bytes = b""
+    """int32 [3, prompt]: M-RoPE positions; empty for text, whose positions count up from 0."""
+    position_delta: int = 0
+    """Added to a token's index beyond the prompt to get its position."""
+    cache_salt: bytes = b""
+    adapter_id: str = ""
+    priority: int = 0
+    resume: tuple[tuple[int, ...], ...] = ()
+    """Per choice, output ids of an earlier life on another decoder; empty = a fresh start."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """The client has gone."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopChoice:
+    """The gateway has seen a stop string."""
+
+    request_id: str
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class RedirectPart:
+    """Fetch a part elsewhere; with `hedge`, also there."""
+
+    request_id: str
+    item: int
+    part: int
+    attempt: int
+    source: Source
+    hedge: bool = False
+
+
+Command = AddRequest | AbortRequest | StopChoice | RedirectPart
+
+
+# Events: engine -> asyncio side.
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New ids of a choice; `position` is that of the first in the choice's output."""
+
+    choice: int
+    position: int
+    token_ids: tuple[int, ...]
+    sampled: tuple[Sampled, ...] = ()
+    """Filled only where logprobs are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReleased:
+    """No encoder needs to keep the item for this request."""
+
+    item: int
+    from_prefix_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """A part's rows will not come from where they were promised."""
+
+    item: int
+    part: int
+    attempt: int
+    cause: Cause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDone:
+    """A choice ended."""
+
+    choice: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDone:
+    """The request ended well; times in ms."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The request ended badly."""
+
+    error: ChiasmError
+
+
+Event = Tokens | ItemReleased | PartFailed | ChoiceDone | RequestDone | RequestFailed
+
+
+# Plans: scheduler -> ranks.
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSpan:
+    """Rows that replace tokens of a chunk, from `offset` in the chunk on."""
+
+    offset: int
+    runs: tuple[SlabRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSequence:
+    """A sequence's share of a step."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    start: int
+    """Tokens of the sequence whose K and V are in pages already."""
+    position: int
+    """Position of the first token; the others follow it, unless `grid_positions` is given."""
+    block_table: tuple[int, ...]
+    grid_positions: bytes = b""
+    """int32 [3, tokens]: time, height, width of each token."""
+    embeds: tuple[EmbedSpan, ...] = ()
+    draw: Draw | None = None
+    """Set when the chunk ends the known tokens: the next one is to be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One micro-batch. Sequences of a single token come first."""
+
+    step: int
+    sequences: tuple[PlannedSequence, ...]
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests that a failure of this step fails."""
+        return tuple(dict.fromkeys(s.request_id for s in self.sequences))
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens that the result holds."""
+        return sum(s.draw is not None for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The draws of a step, in the order of its plan."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine is busy with, after a step."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_usage_ratio: float = 0.0
+    slab_pages_free: int = 0
+    requests_seen: int = 0
+    """AddRequests taken from the inbox so far."""

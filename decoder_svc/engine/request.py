@@ -1,0 +1,156 @@
+"""A request and its choices while they live in the engine. Mutable; owned by the engine's thread.
+
+A choice's tokens are the prompt and its output. Of these the first `computed` have K and V in pages:
+
+    | prompt ......................... | output ...... |
+    | computed ........ | chunk of this step | not yet |
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from chiasm.plan import Promise
+from decoder_svc.engine.messages import AddRequest, FinishReason
+from decoder_svc.kv_cache.prefix import MediaSpan, root_key
+from decoder_svc.sampling.params import Draw
+
+
+class State(StrEnum):
+    """Where a choice is."""
+
+    PARKED = "parked"
+    """Waits for a sibling to prefill the prompt they share."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One choice of a request."""
+
+    def __init__(self, request: Request, choice: int, output: tuple[int, ...]) -> None:
+        self.request = request
+        self.choice = choice
+        self.output = list(output)
+        self.state = State.PARKED
+        self.blocks: list[int] = []
+        self.block_keys: list[bytes] = []
+        """Keys of the full pages, as far as they were needed; they depend on tokens alone."""
+        self.num_published = 0
+        """Pages the prefix index has been told of."""
+        self.computed = 0
+        self.in_flight = 0
+        """Tokens of a step that has been submitted and not come back."""
+        self.order = (-request.priority, request.arrival, choice)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return self.num_tokens - self.computed
+
+    def tokens(self, begin: int, end: int) -> tuple[int, ...]:
+        """Token ids [begin, end) of prompt and output."""
+        prompt = self.request.prompt
+        edge = len(prompt)
+        if begin >= edge:
+            return tuple(self.output[begin - edge : end - edge])
+        return prompt[begin:end] + tuple(self.output[: max(0, end - edge)])
+
+    def draw(self) -> Draw:
+        """The next draw."""
+        params = self.request.sampling
+        if not params.needs_history:
+            return Draw(params, self.choice, len(self.output))
+        return Draw(
+            params, self.choice, len(self.output), self.request.prompt, tuple(self.output)
+        )
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Takes a sampled token in; a stop token ends the choice and is not part of its output."""
+        self.request.num_sampled += 1
+        params = self.request.sampling
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP
+        self.output.append(token_id)
+        return FinishReason.LENGTH if len(self.output) >= params.max_tokens else None
+
+
+class Request:
+    """What the choices share: the prompt, its media and positions, and the clock."""
+
+    def __init__(self, add: AddRequest, arrival: int, now: float) -> None:
+        self.request_id = add.request_id
+        self.prompt = add.prompt_ids
+        self.sampling = add.sampling
+        self.priority = add.priority
+        self.arrival = arrival
+        self.promises: dict[int, Promise] = {p.item: p for p in add.promises}
+        self.media = tuple(
+            MediaSpan(p.prompt_offset, p.prompt_offset + p.plan.num_rows, p.plan.digest)
+            for p in add.promises
+        )
+        self.root_key = root_key(add.cache_salt, add.adapter_id)
+        self.consumed = dict.fromkeys(self.promises, 0)
+        """Per item, the rows that the receiver was told are no longer needed."""
+        self.num_cached: int | None = None
+        self.num_sampled = sum(len(output) for output in add.resume)
+        self.clock = Clock(now)
+        self._positions = np.frombuffer(add.grid_positions, dtype=np.int32).reshape(3, -1)
+        self._delta = add.position_delta
+        resume = add.resume or ((),) * add.sampling.n
+        self.sequences = [Sequence(self, index, output) for index, output in enumerate(resume)]
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Choices that have not finished."""
+        return [s for s in self.sequences if s.state is not State.FINISHED]
+
+    def position(self, index: int) -> int:
+        """The position of a token of text at this index."""
+        return index if index < len(self.prompt) else index + self._delta
+
+    def grid_positions(self, begin: int, end: int) -> bytes:
+        """int32 [3, end - begin] when the range touches a prompt with media, else empty."""
+        edge = len(self.prompt)
+        if begin >= edge or not self._positions.size:
+            return b""
+        chunk = np.empty((3, end - begin), dtype=np.int32)
+        inside = min(end, edge) - begin
+        chunk[:, :inside] = self._positions[:, begin : begin + inside]
+        chunk[:, inside:] = np.arange(begin + inside, end, dtype=np.int32) + self._delta
+        return chunk.tobytes()
+
+
+class Clock:
+    """When a request's phases began, in seconds; None = not yet."""
+
+    def __init__(self, now: float) -> None:
+        self.arrived = now
+        self.scheduled: float | None = None
+        self.first_ready: float | None = None
+        self.last_landed: float | None = None
+        self.first_token: float | None = None
+        self.stalled_since: float | None = None
+        """Set while the request could run but for rows that have not landed."""
+
+    def phases_ms(self, now: float) -> tuple[float, float, float, float]:
+        """Queue, transfer, prefill and decode, in ms."""
+        scheduled = self.scheduled if self.scheduled is not None else now
+        first_token = self.first_token if self.first_token is not None else now
+        transfer = 0.0
+        if self.first_ready is not None and self.last_landed is not None:
+            transfer = self.last_landed - self.first_ready
+        return (
+            (scheduled - self.arrived) * 1e3,
+            transfer * 1e3,
+            (first_token - scheduled) * 1e3,
+            (now - first_token) * 1e3,
+        )

@@ -1,0 +1,41 @@
+"""The memory of the pages: two tensors, K and V, over this stage's layers and this rank's KV heads."""
+
+from __future__ import annotations
+
+import torch
+
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.parallel.mesh import ParallelMesh
+
+
+def page_bytes(
+    config: TextConfig, mesh: ParallelMesh, *, block_size: int, dtype: torch.dtype
+) -> int:
+    """Bytes that one page takes on this rank, K and V of all its layers."""
+    width = len(mesh.split_kv(config.num_kv_heads, config.head_dim))
+    return 2 * len(mesh.layers(config.num_layers)) * block_size * width * dtype.itemsize
+
+
+class KvPool:
+    """K and V, each [layers, pages x page size, kv_heads, head_dim], zeroed.
+
+    Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.
+    """
+
+    def __init__(
+        self,
+        config: TextConfig,
+        mesh: ParallelMesh,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
+        layers = len(mesh.layers(config.num_layers))
+        shape = (layers, num_blocks * block_size, kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,47 @@
+"""Self-attention with grouped KV heads. Where K and V live and how they are read is the backend's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from decoder_svc.attention.base import AttentionBackend
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.layers.linear import ColumnLinear, RowLinear
+from decoder_svc.layers.rotary import rotate
+from decoder_svc.models.weights import CheckpointReader
+from decoder_svc.parallel.mesh import ParallelMesh
+
+
+class Attention(nn.Module):
+    """Projections, rotation and the call to the backend, for this rank's heads."""
+
+    def __init__(self, config: TextConfig, mesh: ParallelMesh, layer: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self._head_dim = config.head_dim
+        queries = mesh.split(
+            config.num_heads * config.head_dim, unit=config.head_dim, what="attention heads"
+        )
+        keys = mesh.split_kv(config.num_kv_heads, config.head_dim)
+        self._heads = len(queries) // config.head_dim
+        self._kv_heads = len(keys) // config.head_dim
+        self.qkv = ColumnLinear(config.hidden_size, (queries, keys, keys), bias=True)
+        self.out = RowLinear(queries, config.hidden_size, mesh)
+
+    def load(self, reader: CheckpointReader, name: str) -> None:
+        """Reads the four projections."""
+        self.qkv.load(reader, tuple(f"{name}.{part}_proj" for part in "qkv"))
+        self.out.load(reader, f"{name}.o_proj")
+
+    def forward(
+        self, hidden: torch.Tensor, angles: torch.Tensor, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]; K and V of these tokens are in the pages afterwards."""
+        both = self._heads + self._kv_heads
+        qkv = self.qkv(hidden).view(len(hidden), both + self._kv_heads, self._head_dim)
+        turned = rotate(qkv[:, :both], angles)
+        mixed = backend.attend(
+            self._layer, turned[:, : self._heads], turned[:, self._heads :], qkv[:, both:]
+        )
+        return self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))

@@ -1,0 +1,31 @@
+"""The gated feed-forward block."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from decoder_svc.layers.linear import ColumnLinear, RowLinear
+from decoder_svc.models.weights import CheckpointReader
+from decoder_svc.parallel.mesh import ParallelMesh
+
+
+class GatedMlp(nn.Module):
+    """down(silu(gate(x)) x up(x)), gate and up as one product."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, mesh: ParallelMesh) -> None:
+        super().__init__()
+        shard = mesh.split(intermediate_size, what="intermediate_size")
+        self.gate_up = ColumnLinear(hidden_size, (shard, shard), bias=False)
+        self.down = RowLinear(shard, hidden_size, mesh)
+
+    def load(self, reader: CheckpointReader, name: str) -> None:
+        """Reads the three projections."""
+        self.gate_up.load(reader, (f"{name}.gate_proj", f"{name}.up_proj"))
+        self.down.load(reader, f"{name}.down_proj")
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

@@ -1,0 +1,1 @@
+"""Language models, one file per family, found through the registry."""

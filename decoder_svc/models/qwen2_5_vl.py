@@ -1,0 +1,120 @@
+"""The text model of Qwen2.5-VL, one pipeline stage of it. Rows of pictures and clips replace tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch import nn
+
+from decoder_svc.attention.base import AttentionBackend
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.layers.attention import Attention
+from decoder_svc.layers.embedding import VocabParallelEmbedding
+from decoder_svc.layers.mlp import GatedMlp
+from decoder_svc.layers.norm import RmsNorm
+from decoder_svc.layers.rotary import MRotary
+from decoder_svc.models.base import StageModel
+from decoder_svc.models.weights import CheckpointReader
+from decoder_svc.parallel.mesh import ParallelMesh
+
+_EMBEDDING = "model.embed_tokens"
+_NORM = "model.norm"
+_LM_HEAD = "lm_head"
+_LAYER_TENSORS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    *(f"self_attn.{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias")),
+    "self_attn.o_proj.weight",
+    *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
+)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each normalised before and added after."""
+
+    def __init__(self, config: TextConfig, mesh: ParallelMesh, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(config.hidden_size, config.rms_eps)
+        self.attention = Attention(config, mesh, layer)
+        self.mlp_norm = RmsNorm(config.hidden_size, config.rms_eps)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, mesh)
+
+    def load(self, reader: CheckpointReader, name: str) -> None:
+        """Reads this rank's part of the layer."""
+        self.attention_norm.load(reader, f"{name}.input_layernorm")
+        self.attention.load(reader, f"{name}.self_attn")
+        self.mlp_norm.load(reader, f"{name}.post_attention_layernorm")
+        self.mlp.load(reader, f"{name}.mlp")
+
+    def forward(
+        self, hidden: torch.Tensor, angles: torch.Tensor, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """[T, hidden] to [T, hidden]."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), angles, backend)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+class Qwen25VlStage(StageModel):
+    """See the base class. A tied lm_head is the embedding: held by the first and the last stage."""
+
+    def __init__(self, config: TextConfig, mesh: ParallelMesh) -> None:
+        super().__init__(config, mesh)
+        self._first_layer = mesh.layers(config.num_layers).start
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, mesh, index)
+            for index in range(len(mesh.layers(config.num_layers)))
+        )
+        self.rotary = MRotary(config.head_dim, config.rope_theta, config.mrope_section)
+        vocabulary = (config.vocab_size, config.hidden_size, mesh)
+        self.embedding = VocabParallelEmbedding(*vocabulary) if mesh.is_first_stage else None
+        self.norm: RmsNorm | None = None
+        self.lm_head: VocabParallelEmbedding | None = None
+        if mesh.is_last_stage:
+            self.norm = RmsNorm(config.hidden_size, config.rms_eps)
+            shared = self.embedding if config.tied else None
+            self.lm_head = shared or VocabParallelEmbedding(*vocabulary)
+
+    @staticmethod
+    def tensor_names(config: TextConfig) -> Set[str]:
+        """See the base class."""
+        names = {f"{_EMBEDDING}.weight", f"{_NORM}.weight"}
+        if not config.tied:
+            names.add(f"{_LM_HEAD}.weight")
+        for layer in range(config.num_layers):
+            names.update(f"model.layers.{layer}.{tensor}" for tensor in _LAYER_TENSORS)
+        return names
+
+    def load(self, reader: CheckpointReader) -> None:
+        """See the base class."""
+        if self.embedding is not None:
+            self.embedding.load(reader, _EMBEDDING)
+        for index, layer in enumerate(self.layers, self._first_layer):
+            layer.load(reader, f"model.layers.{index}")
+        if self.norm is not None and self.lm_head is not None:
+            self.norm.load(reader, _NORM)
+            if self.lm_head is not self.embedding:
+                self.lm_head.load(reader, _EMBEDDING if self.config.tied else _LM_HEAD)
+        self.rotary.place(next(self.parameters()).device)
+
+    def embed(
+        self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        """See the base class."""
+        assert self.embedding is not None, "only the first stage embeds"
+        hidden = self.embedding(token_ids)
+        return hidden.index_copy(0, at, rows) if len(at) else hidden
+
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """See the base class."""
+        angles = self.rotary.angles(positions, hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, angles, attention)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        assert self.norm is not None and self.lm_head is not None, "only the last stage has logits"
+        return self.lm_head.logits(self.norm(hidden))

@@ -1,0 +1,83 @@
+"""The place of one rank among pipeline stages and tensor-parallel peers: an argument, never a global.
+
+Owns who holds which layers, heads, features and vocabulary rows. Knows no model and sends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Half-open range [begin, end) of a weight's dimension of size `of` that this rank holds."""
+
+    begin: int
+    end: int
+    of: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelMesh:
+    """Pipeline x tensor coordinates of a rank. The default is the whole model on one rank."""
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+    tp_group: Any = None
+    """The torch.distributed group of the rank's tensor-parallel peers; None at size 1."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.tp_rank < self.tp_size and 0 <= self.pp_rank < self.pp_size):
+            raise ValueError(f"rank outside its mesh: {self}")
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Holds the token embedding and takes rows of media in."""
+        return self.pp_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Holds the final norm and the lm_head, and samples."""
+        return self.pp_rank == self.pp_size - 1
+
+    def layers(self, num_layers: int) -> range:
+        """The decoder layers of this stage: contiguous, earlier stages take the remainder."""
+        if num_layers < self.pp_size:
+            raise ValueError(f"{num_layers} layers cannot fill {self.pp_size} pipeline stages")
+        base, extra = divmod(num_layers, self.pp_size)
+        begin = self.pp_rank * base + min(self.pp_rank, extra)
+        return range(begin, begin + base + (self.pp_rank < extra))
+
+    def split(self, size: int, *, unit: int = 1, what: str = "size") -> Shard:
+        """This rank's part of a dimension, in whole units (a head's width, say).
+
+        Raises:
+            ValueError: The units do not divide evenly over the tensor-parallel ranks.
+        """
+        units, rest = divmod(size, unit)
+        if rest or units % self.tp_size:
+            raise ValueError(f"{what}: {units} cannot be split over --tp-size {self.tp_size}")
+        width = units // self.tp_size * unit
+        return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)
+
+    def split_kv(self, num_kv_heads: int, head_dim: int) -> Shard:
+        """This rank's KV heads, in features; fewer heads than ranks are replicated."""
+        if num_kv_heads >= self.tp_size:
+            return self.split(num_kv_heads * head_dim, unit=head_dim, what="KV heads")
+        if self.tp_size % num_kv_heads:
+            raise ValueError(
+                f"{num_kv_heads} KV heads cannot be replicated over --tp-size {self.tp_size}"
+            )
+        head = self.tp_rank * num_kv_heads // self.tp_size
+        return Shard(head * head_dim, (head + 1) * head_dim, num_kv_heads * head_dim)
+
+    def split_padded(self, size: int) -> Shard:
+        """This rank's part of a vocabulary, padded up so that every rank holds equally many rows."""
+        width = -(-size // self.tp_size)
+        return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)

@@ -1,0 +1,110 @@
+"""Draws one token per row of logits. A row's outcome never depends on its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from decoder_svc.sampling.params import Draw, Sampled
+from decoder_svc.sampling.processors import apply_bias, apply_masks, apply_penalties
+from decoder_svc.sampling.random import uniforms
+
+
+class Sampler:
+    """Runs on the last pipeline stage.
+
+    Args:
+        masked_token_ids: Ids that are never drawn, whatever a bias says.
+        device: Where the logits are.
+    """
+
+    def __init__(self, masked_token_ids: Sequence[int], *, device: torch.device) -> None:
+        self._masked = torch.tensor(masked_token_ids, dtype=torch.int64, device=device)
+
+    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+        """Logits [S, vocab] of any float dtype, and one draw per row."""
+        raw = logits.float()
+        finite = raw.isfinite().all(dim=-1)
+        shaped = raw.clone()
+        apply_penalties(shaped, draws)
+        apply_bias(shaped, draws)
+        apply_masks(shaped, draws, self._masked)
+        chosen = shaped.argmax(dim=-1)
+        drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            some = [draws[row] for row in drawn]
+            chosen[rows] = _draw(shaped.index_select(0, rows), some)
+        tokens, states = chosen.tolist(), finite.tolist()
+        if all(draw.params.top_logprobs is None for draw in draws):
+            return [Sampled(t, f) for t, f in zip(tokens, states, strict=True)]
+        return self._with_logprobs(raw, draws, tokens, states)
+
+    def _with_logprobs(
+        self, raw: torch.Tensor, draws: Sequence[Draw], tokens: list[int], states: list[bool]
+    ) -> list[Sampled]:
+        """Logprobs are the model's own: before bias, penalties and temperature."""
+        results = []
+        raw.index_fill_(1, self._masked, float("-inf"))
+        for row, draw in enumerate(draws):
+            count = draw.params.top_logprobs
+            if count is None or not states[row]:
+                results.append(Sampled(tokens[row], states[row]))
+                continue
+            logprobs = raw[row].log_softmax(dim=-1)
+            values, ids = logprobs.topk(count)
+            own = float(logprobs[tokens[row]])
+            results.append(
+                Sampled(tokens[row], True, own, tuple(ids.tolist()), tuple(values.tolist()))
+            )
+        return results
+
+
+def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """One id per row by inverting the cumulative distribution at the row's random number."""
+    device = logits.device
+    heat = torch.tensor([max(d.params.temperature, 1e-5) for d in draws], device=device)
+    scaled = logits / heat.unsqueeze(1)
+    # A row without a finite logit is reported as such; it must not disturb the others' arithmetic.
+    scaled = scaled.nan_to_num(nan=0.0, posinf=0.0, neginf=float("-inf"))
+    probabilities = scaled.softmax(dim=-1, dtype=torch.float64)
+    filtered = any(d.params.top_p < 1 or d.params.top_k or d.params.min_p for d in draws)
+    order = None
+    if filtered:
+        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        probabilities = _filter(probabilities, draws)
+    target = torch.from_numpy(
+        uniforms(
+            [d.params.seed for d in draws],
+            [d.choice for d in draws],
+            [d.position for d in draws],
+        )
+    ).to(device)
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Strictly below the total, so that some id's cumulative mass exceeds it: one that has mass.
+    level = torch.minimum(target.unsqueeze(1) * total, torch.nextafter(total, total * 0))
+    picked = torch.searchsorted(cumulative, level, right=True)
+    picked = picked.clamp_(max=logits.shape[1] - 1)  # only a row that was all NaN gets here
+    return (picked if order is None else order.gather(1, picked)).squeeze(1)
+
+
+def _filter(ranked: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Zeroes what top_k, top_p and min_p leave out; `ranked` is sorted, largest first."""
+    device = ranked.device
+    width = ranked.shape[1]
+    top_k = torch.tensor([d.params.top_k or width for d in draws], device=device).unsqueeze(1)
+    top_p = torch.tensor(
+        [d.params.top_p for d in draws], dtype=torch.float64, device=device
+    ).unsqueeze(1)
+    min_p = torch.tensor(
+        [d.params.min_p for d in draws], dtype=torch.float64, device=device
+    ).unsqueeze(1)
+    kept = ranked.masked_fill(torch.arange(width, device=device) >= top_k, 0.0)
+    # An id stays while the mass before it is below top_p: the one that crosses is in. Measured
+    # against what top_k left.
+    before = kept.cumsum(dim=-1) - kept
+    total = kept.sum(dim=-1, keepdim=True)
+    kept = kept.masked_fill((before >= top_p * total) & (top_p < 1), 0.0)
+    return kept.masked_fill(kept < min_p * ranked[:, :1], 0.0)

@@ -1,0 +1,1 @@
+"""Which sequences run in the next step, with which tokens and pages. No torch, no grpc."""

@@ -1,0 +1,71 @@
+"""How much of what one step may take: limits, page arithmetic, and the cut of a prefill chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chiasm.plan import Span
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.engine.messages import EmbedSpan
+from decoder_svc.engine.request import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The scheduler's settings."""
+
+    max_running: int
+    """Sequences in the batch at once."""
+    chunk_tokens: int
+    """Prompt tokens of one step, over all requests."""
+    block_size: int
+    lookahead_chunks: int = 2
+    """Rows are asked for this many chunks ahead, so that a transfer hides behind a step."""
+
+    def pages(self, num_tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+def landed_chunk(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> int:
+    """The chunk of at most `length` tokens from `computed` on, cut before the first missing row."""
+    begin, end = sequence.computed, sequence.computed + length
+    request = sequence.request
+    for item, promise in request.promises.items():
+        offset, rows = promise.prompt_offset, promise.plan.num_rows
+        if offset >= end or offset + rows <= begin:
+            continue
+        first = max(begin - offset, 0)
+        landed = receiver.landed_until(request.request_id, item, first)
+        if landed < min(rows, end - offset):
+            end = offset + landed
+    return end - begin
+
+
+def embed_spans(
+    sequence: Sequence, length: int, receiver: EmbeddingReceiver
+) -> tuple[EmbedSpan, ...]:
+    """Where the rows of the next `length` tokens lie; all of them have landed."""
+    request = sequence.request
+    if not request.promises or sequence.computed >= len(request.prompt):
+        return ()
+    spans = []
+    for item, rows in item_rows(sequence, length):
+        runs = receiver.locate(request.request_id, item, rows)
+        offset = request.promises[item].prompt_offset + rows.begin - sequence.computed
+        spans.append(EmbedSpan(offset, runs))
+    return tuple(spans)
+
+
+def item_rows(sequence: Sequence, length: int) -> list[tuple[int, Span]]:
+    """The rows that the next `length` tokens stand for, item by item in prompt order."""
+    begin, end = sequence.computed, sequence.computed + length
+    found = []
+    for item, promise in sequence.request.promises.items():
+        offset = promise.prompt_offset
+        rows = Span(0, promise.plan.num_rows).intersect(
+            Span(max(0, begin - offset), max(0, end - offset))
+        )
+        if len(rows):
+            found.append((item, rows))
+    return found

@@ -1,0 +1,136 @@
+"""Which pages a sequence has, gets, shares and gives back. The scheduler's only way to the pool.
+
+A page is written by one sequence until it is full; only full pages are ever shared, so nothing shared
+is written. What does not fill a page is computed again by whoever joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from decoder_svc.engine.request import Request, Sequence, State
+from decoder_svc.kv_cache.block_pool import BlockPool
+from decoder_svc.kv_cache.prefix import PrefixIndex, block_key
+from decoder_svc.scheduler.budget import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Pages that hold a sequence's beginning already; not retained yet."""
+
+    blocks: tuple[int, ...]
+    num_tokens: int
+
+
+class PageTable:
+    """Owns the pool and the prefix index."""
+
+    def __init__(self, pool: BlockPool, prefix: PrefixIndex | None, limits: Limits) -> None:
+        self._pool = pool
+        self._prefix = prefix
+        self._limits = limits
+        self._size = limits.block_size
+
+    @property
+    def usage(self) -> float:
+        """Pages held over pages in all."""
+        return self._pool.num_held / self._pool.num_blocks
+
+    def num_shareable(self, request: Request) -> int:
+        """Prompt tokens on full pages, leaving at least one token to compute."""
+        return (len(request.prompt) - 1) // self._size * self._size
+
+    def find(self, sequence: Sequence) -> Found:
+        """The longest beginning to be had from the prefix index or a running sibling."""
+        most = (sequence.num_tokens - 1) // self._size
+        best: list[int] = []
+        if self._prefix is not None:
+            best = self._prefix.match(self._keys(sequence, most))
+        for sibling in sequence.request.sequences:
+            if sibling is not sequence and sibling.state is State.RUNNING:
+                full = min(sibling.computed, len(sequence.request.prompt)) // self._size
+                if min(full, most) > len(best):
+                    best = sibling.blocks[: min(full, most)]
+        return Found(tuple(best), len(best) * self._size)
+
+    def fits(self, sequence: Sequence, found: Found, running: Iterable[Sequence]) -> bool:
+        """Whether pages last for this sequence's tokens beside those promised to running ones."""
+        promised = sum(self._missing(s, len(s.blocks)) for s in running)
+        free = self._pool.num_free - self._pool.num_revived(found.blocks)
+        return self._missing(sequence, len(found.blocks)) <= free - promised
+
+    def attach(self, sequence: Sequence, found: Found) -> None:
+        """Takes the found pages."""
+        self._pool.retain(found.blocks)
+        sequence.blocks = list(found.blocks)
+        sequence.num_published = len(found.blocks)
+        sequence.computed = found.num_tokens
+
+    def share(self, leader: Sequence, sibling: Sequence, num_tokens: int) -> None:
+        """Gives a sibling the leader's first pages."""
+        assert num_tokens % self._size == 0, "only full pages are shared"
+        self.attach(sibling, Found(tuple(leader.blocks[: num_tokens // self._size]), num_tokens))
+
+    def grow(self, sequence: Sequence, length: int) -> bool:
+        """Sees to pages for `length` tokens more; False (and nothing taken) when there are too few."""
+        need = self._limits.pages(sequence.computed + length) - len(sequence.blocks)
+        if need > self._pool.num_free:
+            return False
+        if need > 0:
+            sequence.blocks += self._pool.allocate(need)
+        return True
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens that fit on what the sequence has and what is free."""
+        return (len(sequence.blocks) + self._pool.num_free) * self._size - sequence.computed
+
+    def publish(self, sequence: Sequence) -> None:
+        """Lets others find the pages that are full now."""
+        if self._prefix is None:
+            return
+        full = sequence.computed // self._size
+        first = sequence.num_published
+        if full > first:
+            keys = self._keys(sequence, full)
+            for index in range(first, full):
+                self._prefix.insert(keys[index], sequence.blocks[index])
+            sequence.num_published = full
+
+    def drop(self, sequence: Sequence) -> None:
+        """Gives every page back; what is cached can still be found until it is overwritten."""
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.num_published = 0
+
+    def check(self, holders: Iterable[Sequence]) -> None:
+        """Raises AssertionError unless every hold on a page is some sequence's, and covers it."""
+        self._pool.check()
+        if self._prefix is not None:
+            self._prefix.check()
+        counts: dict[int, int] = {}
+        for sequence in holders:
+            assert len(sequence.blocks) >= self._limits.pages(sequence.computed), "tokens off pages"
+            for block in sequence.blocks:
+                counts[block] = counts.get(block, 0) + 1
+        assert counts == self._pool.holders(), "pages held by nobody, or by more than are counted"
+
+    def _missing(self, sequence: Sequence, num_blocks: int) -> int:
+        """Pages still to come for the known tokens and one more, parked siblings' tails included."""
+        own = max(0, self._limits.pages(sequence.num_tokens + 1) - num_blocks)
+        request = sequence.request
+        parked = sum(s.state is State.PARKED for s in request.sequences)
+        if not parked:
+            return own
+        tail = len(request.prompt) + 1 - self.num_shareable(request)
+        return own + parked * self._limits.pages(tail)
+
+    def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Keys of the first `count` pages, which are full."""
+        keys, media = sequence.block_keys, sequence.request.media
+        while len(keys) < count:
+            begin = len(keys) * self._size
+            before = keys[-1] if keys else sequence.request.root_key
+            keys.append(block_key(before, sequence.tokens(begin, begin + self._size), begin, media))
+        return keys[:count]

@@ -1,0 +1,314 @@
+"""Decides what the next step computes. Decoding goes first, then prompts in chunks, then admission.
+
+Never starves: order is priority, then arrival; whoever is first gets pages by preempting from the
+back (pages are dropped, tokens are kept and computed again later), and nobody overtakes the head of
+the waiting line. A chunk ends before the first row of a medium that has not landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chiasm.telemetry import DecoderMetrics
+from decoder_svc.embeddings.events import Demand
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.engine.messages import EngineLoad, PlannedSequence, StepPlan
+from decoder_svc.engine.request import Request, Sequence, State
+from decoder_svc.kv_cache.block_pool import BlockPool
+from decoder_svc.kv_cache.prefix import PrefixIndex
+from decoder_svc.scheduler.budget import Limits, embed_spans, item_rows, landed_chunk
+from decoder_svc.scheduler.pages import PageTable
+from decoder_svc.scheduler.policy import Queue
+
+
+class Scheduler:
+    """Owns the two queues and, through the page table, every page.
+
+    Args:
+        limits: Budgets of a step.
+        pool: Pages.
+        receiver: Where rows of media land; the scheduler tells it what it has used.
+        prefix: Finds shared beginnings; None = off.
+        metrics: Counters of preemptions and prefix hits.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        pool: BlockPool,
+        receiver: EmbeddingReceiver,
+        prefix: PrefixIndex | None,
+        metrics: DecoderMetrics,
+    ) -> None:
+        self._limits = limits
+        self._pages = PageTable(pool, prefix, limits)
+        self._receiver = receiver
+        self._metrics = metrics
+        self._waiting = Queue()
+        self._running = Queue()
+        self._starved: Sequence | None = None  # found no page in the last step
+        self._steps: dict[int, list[tuple[Sequence, bool]]] = {}  # submitted, with "draws"
+        self._num_steps = 0
+
+    def add(self, request: Request) -> None:
+        """Takes a request in. Its first choice prefills the prompt, the others wait to share it."""
+        self._promote(request)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Ends a choice; its pages are free once no step in flight uses them."""
+        if sequence.state in (State.WAITING, State.RUNNING):
+            self._queue_of(sequence).remove(sequence)
+        sequence.state = State.FINISHED
+        if not sequence.in_flight:
+            self._pages.drop(sequence)
+        self._promote(sequence.request)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can run."""
+        chosen: list[tuple[Sequence, int]] = []
+        self._choose_decodes(chosen)
+        self._starved = None
+        budget = self._choose_chunks(self._running, self._limits.chunk_tokens, chosen, now)
+        while (admitted := self._admit(now)) is not None:
+            budget = self._choose_chunks((admitted,), budget, chosen, now)
+        if not chosen:
+            return None
+        chosen.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
+        self._num_steps += 1
+        planned = tuple(self._planned(sequence, length) for sequence, length in chosen)
+        self._steps[self._num_steps] = [
+            (sequence, part.draw is not None)
+            for (sequence, _), part in zip(chosen, planned, strict=True)
+        ]
+        return StepPlan(self._num_steps, planned)
+
+    def complete(self, step: int) -> list[Sequence]:
+        """A step came back: what it computed counts. Returns who drew a token, in plan order."""
+        entries = self._steps.pop(step)
+        for sequence, _ in entries:
+            sequence.computed += sequence.in_flight
+            self._settle(sequence)
+            if sequence.state is State.RUNNING:
+                self._pages.publish(sequence)
+                self._fork(sequence)
+        for request in {id(s.request): s.request for s, _ in entries if s.request.promises}.values():
+            self._consume(request)
+        return [sequence for sequence, draws in entries if draws]
+
+    def discard(self, step: int) -> None:
+        """A step failed: what it computed does not count."""
+        for sequence, _ in self._steps.pop(step, ()):
+            self._settle(sequence)
+
+    def demands(self) -> list[Demand]:
+        """Rows that running sequences want soon, the first to be served first."""
+        ahead = self._limits.chunk_tokens * self._limits.lookahead_chunks
+        return [
+            Demand(sequence.request.request_id, item, rows)
+            for sequence in self._running
+            if sequence.request.promises and sequence.computed < len(sequence.request.prompt)
+            for item, rows in item_rows(sequence, ahead)
+        ]
+
+    def load(self) -> EngineLoad:
+        """What there is to do."""
+        prompt_tokens = sum(s.num_left for s in self._waiting)
+        return EngineLoad(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            waiting_tokens=prompt_tokens + sum(s.num_left for s in self._running if s.num_left > 1),
+            kv_usage_ratio=self._pages.usage,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError when pages leaked or a queue holds what it should not."""
+        finishing = [
+            s for step in self._steps.values() for s, _ in step if s.state is State.FINISHED
+        ]
+        self._pages.check([*self._running, *finishing])
+        assert all(s.state is State.RUNNING for s in self._running)
+        assert all(s.state is State.WAITING and not s.blocks for s in self._waiting)
+
+    # Choosing.
+
+    def _choose_decodes(self, chosen: list[tuple[Sequence, int]]) -> None:
+        for sequence in self._running:
+            if self._starved is not None and sequence.order > self._starved.order:
+                return  # whoever could be preempted for the starved one must not be in flight
+            if sequence.state is not State.RUNNING or sequence.in_flight:
+                continue
+            if sequence.num_left == 1 and sequence.computed >= len(sequence.request.prompt):
+                if self._make_room(sequence, 1):
+                    self._choose(sequence, 1, chosen)
+
+    def _choose_chunks(
+        self,
+        sequences: Iterable[Sequence],
+        budget: int,
+        chosen: list[tuple[Sequence, int]],
+        now: float,
+    ) -> int:
+        """Adds prefill chunks within the budget; returns what is left of it."""
+        for sequence in sequences:
+            if budget == 0:
+                break
+            if sequence.state is not State.RUNNING or sequence.in_flight:
+                continue
+            if sequence.num_left == 1 and sequence.computed >= len(sequence.request.prompt):
+                continue  # decodes
+            length = landed_chunk(sequence, min(sequence.num_left, budget), self._receiver)
+            clock = sequence.request.clock
+            if length == 0:
+                clock.stalled_since = clock.stalled_since if clock.stalled_since else now
+                continue
+            clock.stalled_since = None
+            if not self._make_room(sequence, length):
+                length = min(length, self._pages.room(sequence))
+                if length == 0:
+                    self._starved = self._starved or sequence
+                    continue
+                self._make_room(sequence, length)
+            self._choose(sequence, length, chosen)
+            budget -= length
+        return budget
+
+    def _choose(
+        self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]
+    ) -> None:
+        sequence.in_flight = length
+        chosen.append((sequence, length))
+
+    def _make_room(self, sequence: Sequence, length: int) -> bool:
+        """Gets pages for `length` more tokens, preempting from the back while there are too few."""
+        while not self._pages.grow(sequence, length):
+            victim = self._running.victim(sequence)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._metrics.preemptions.inc()
+        self._running.remove(victim)
+        self._pages.drop(victim)
+        victim.state = State.WAITING
+        self._waiting.add(victim)
+        request = victim.request
+        request.clock.stalled_since = None
+        if any(s.state is State.RUNNING for s in request.sequences):
+            return
+        unused = {i: at for i, at in request.consumed.items() if at < _rows(request, i)}
+        if unused:  # landed rows give their slots back too
+            self._receiver.preempt(request.request_id, unused)
+
+    def _admit(self, now: float) -> Sequence | None:
+        """Moves the head of the waiting line into the batch when seats and pages allow."""
+        sequence = self._waiting.first
+        if sequence is None or self._seats_left() < 1 + _num_parked(sequence.request):
+            return None
+        found = self._pages.find(sequence)
+        again = self._rows_needed_again(sequence.request, found.num_tokens)
+        if again and any(s.in_flight for s in sequence.request.sequences):
+            return None
+        if len(self._running) and not self._pages.fits(sequence, found, self._running):
+            return None
+        self._waiting.remove(sequence)
+        self._running.add(sequence)
+        sequence.state = State.RUNNING
+        self._pages.attach(sequence, found)
+        self._note_admission(sequence, now)
+        if again:
+            sequence.request.consumed.update(again)
+            self._receiver.preempt(sequence.request.request_id, again)
+        self._consume(sequence.request)
+        return sequence
+
+    def _note_admission(self, sequence: Sequence, now: float) -> None:
+        request = sequence.request
+        if request.num_cached is None:
+            request.num_cached = min(sequence.computed, len(request.prompt))
+            request.clock.scheduled = now
+            self._metrics.prefix_queries.inc(len(request.prompt))
+            self._metrics.prefix_hits.inc(request.num_cached)
+
+    def _seats_left(self) -> int:
+        parked = {id(s.request): _num_parked(s.request) for s in self._running}
+        return self._limits.max_running - len(self._running) - sum(parked.values())
+
+    def _planned(self, sequence: Sequence, length: int) -> PlannedSequence:
+        begin, end = sequence.computed, sequence.computed + length
+        request = sequence.request
+        return PlannedSequence(
+            request_id=request.request_id,
+            choice=sequence.choice,
+            token_ids=sequence.tokens(begin, end),
+            start=begin,
+            position=request.position(begin),
+            block_table=tuple(sequence.blocks),
+            grid_positions=request.grid_positions(begin, end),
+            embeds=embed_spans(sequence, length, self._receiver),
+            draw=sequence.draw() if end == sequence.num_tokens else None,
+        )
+
+    # After a step.
+
+    def _settle(self, sequence: Sequence) -> None:
+        sequence.in_flight = 0
+        if sequence.state is State.FINISHED:
+            self._pages.drop(sequence)
+
+    def _fork(self, leader: Sequence) -> None:
+        """Siblings join as soon as the prompt's whole pages are computed; the tail is their own."""
+        shared = self._pages.num_shareable(leader.request)
+        if leader.computed < shared:
+            return
+        for sibling in leader.request.sequences:
+            if sibling.state is State.PARKED:
+                sibling.state = State.RUNNING
+                self._pages.share(leader, sibling, shared)
+                self._running.add(sibling)
+
+    def _promote(self, request: Request) -> None:
+        """Sees to it that one choice leads while others are parked."""
+        if any(s.state in (State.WAITING, State.RUNNING) for s in request.sequences):
+            return
+        for sequence in request.sequences:
+            if sequence.state is State.PARKED:
+                sequence.state = State.WAITING
+                self._waiting.add(sequence)
+                return
+
+    def _consume(self, request: Request) -> None:
+        """Tells the receiver which rows nobody will read any more."""
+        edges = [s.computed for s in request.sequences if s.state is State.RUNNING]
+        if not edges:
+            return
+        if _num_parked(request):
+            edges.append(self._pages.num_shareable(request))
+        for item, before in request.consumed.items():
+            until = _row_at(request, item, min(edges))
+            if until > before:
+                request.consumed[item] = until
+                self._receiver.consume(request.request_id, item, until)
+
+    def _rows_needed_again(self, request: Request, computed: int) -> dict[int, int]:
+        """Items of which rows were used and given up, but pages that held the result are gone."""
+        first = {item: _row_at(request, item, computed) for item in request.consumed}
+        return {item: row for item, row in first.items() if row < request.consumed[item]}
+
+    def _queue_of(self, sequence: Sequence) -> Queue:
+        return self._running if sequence.state is State.RUNNING else self._waiting
+
+
+def _rows(request: Request, item: int) -> int:
+    return request.promises[item].plan.num_rows
+
+
+def _row_at(request: Request, item: int, index: int) -> int:
+    """The first row of the item at or behind a prompt index."""
+    return min(max(index - request.promises[item].prompt_offset, 0), _rows(request, item))
+
+
+def _num_parked(request: Request) -> int:
+    return sum(s.state is State.PARKED for s in request.sequences)
