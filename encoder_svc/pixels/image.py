@@ -35,7 +35,7 @@ BROKEN_IMAGE = (
     TypeError,
     AttributeError,
     ArithmeticError,
-    NotImplementedError,
+    RuntimeError,
     MemoryError,
     struct.error,
     zlib.error,

@@ -45,16 +45,23 @@ _TURNS = {
 _NO_STREAM = "no decodable video stream"
 
 
+# Containers with an index of keyframes. Elsewhere a seek may land anywhere: walk from the start.
+_INDEXED = frozenset({"mov", "matroska", "flv"})
+# AVI stores no display times, only an order of decoding: count what comes out of the decoder.
+_UNTIMED = frozenset({"avi"})
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Timestamps of a stream's frames in display order, and where decoding may start.
 
-    `seekable` is False when some packet has no timestamp: frames are then counted from the start.
+    `timed` is False when timestamps do not tell frames apart: they are then counted from the start.
     """
 
     pts: tuple[int, ...]
     keys: tuple[int, ...]
-    seekable: bool
+    timed: bool
+    indexed: bool
 
     def key_before(self, index: int) -> int:
         """Timestamp of the last keyframe at or before a frame."""
@@ -84,16 +91,21 @@ def decode_frames(
     demuxer = VIDEO_FORMATS.get(media_type)
     if demuxer is None:
         raise InvalidMedia(f"{_NO_STREAM} in a file of type {media_type or 'unknown'}")
+    decoder: _Decoder | None = None
     try:
         with av.open(io.BytesIO(media), format=demuxer) as container:
             stream = _video_stream(container)
             _check_header(stream, height=height, width=width)
-            timeline = _read_timeline(container, stream)
-            if not timeline.pts:
-                raise InvalidMedia(_NO_STREAM)
-            yield from _pick(_Decoder(container, stream, timeline), indices)
+            timeline = _read_timeline(container, stream, demuxer)
+        if not timeline.pts:
+            raise InvalidMedia(_NO_STREAM)
+        decoder = _Decoder(media, demuxer, timeline)
+        yield from _pick(decoder, indices)
     except (av.FFmpegError, ValueError) as error:
         raise InvalidMedia(f"{_NO_STREAM}: the {demuxer} container cannot be read") from error
+    finally:
+        if decoder is not None:
+            decoder.close()
 
 
 def _pick(decoder: _Decoder, indices: Sequence[int]) -> Iterator[Image.Image | None]:
@@ -125,15 +137,15 @@ def _check_header(stream: VideoStream, *, height: int, width: int) -> None:
         )
 
 
-def _read_timeline(container: InputContainer, stream: VideoStream) -> Timeline:
-    """Demuxes the whole file, decoding nothing, and rewinds it."""
+def _read_timeline(container: InputContainer, stream: VideoStream, demuxer: str) -> Timeline:
+    """Demuxes the whole file and decodes nothing."""
     stamps: list[int] = []
     keys: list[int] = []
-    seekable = True
+    timed = demuxer not in _UNTIMED
     for packet in container.demux(stream):
         if packet.size == 0 or packet.is_discard:
             continue
-        seekable = seekable and packet.pts is not None
+        timed = timed and packet.pts is not None
         stamp = packet.pts if packet.pts is not None else packet.dts
         if stamp is None:
             continue
@@ -142,10 +154,8 @@ def _read_timeline(container: InputContainer, stream: VideoStream) -> Timeline:
             keys.append(stamp)
     stamps.sort()
     keys.sort()
-    timeline = Timeline(tuple(stamps), tuple(keys), seekable and len(set(stamps)) == len(stamps))
-    if stamps:
-        container.seek(stamps[0], stream=stream)
-    return timeline
+    distinct = len(set(stamps)) == len(stamps)
+    return Timeline(tuple(stamps), tuple(keys), timed and distinct, demuxer in _INDEXED)
 
 
 class _Decoder:
@@ -154,43 +164,59 @@ class _Decoder:
     Broken packets are skipped; a frame that the decoder marks corrupt counts as not there.
     """
 
-    def __init__(self, container: InputContainer, stream: VideoStream, timeline: Timeline) -> None:
-        self._container = container
-        self._stream = stream
+    def __init__(self, media: bytes, demuxer: str, timeline: Timeline) -> None:
+        self._media = media
+        self._demuxer = demuxer
         self._timeline = timeline
-        self._may_seek = timeline.seekable
-        self._at = timeline.pts[0] if timeline.pts else 0  # timestamp decoding has come to
+        self._may_seek = timeline.timed and timeline.indexed
         self._counted = 0  # frames that came out, where there are no timestamps
-        self._ahead: VideoFrame | None = None  # decoded one too far: the next to be looked at
-        stream.thread_type = "AUTO"
-        stream.codec_context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._frames = self._decode()
+        self._container: InputContainer | None = None
+        self._restart()
 
     def frame(self, index: int) -> VideoFrame | None:
         """The frame at `index`, or None when the data does not hold it. Indices must ascend."""
         if index >= len(self._timeline.pts):
             return None
-        if not self._timeline.seekable:
+        if not self._timeline.timed:
             return self._count_to(index)
         wanted = self._timeline.pts[index]
         key = self._timeline.key_before(index)
         if not self._may_seek or key <= self._at:
             return self._scan(wanted)
-        self._rewind(key)
+        self._skip_to(key)
         frame = self._scan(wanted)
         if frame is None and self._ahead is not None and self._at == key:
             # The demuxer landed behind the keyframe: walk from the start, and never seek again.
             self._may_seek = False
-            self._rewind(self._timeline.pts[0])
+            self._restart()
             frame = self._scan(wanted)
         return frame
 
-    def _rewind(self, stamp: int) -> None:
-        self._container.seek(stamp, stream=self._stream)
+    def close(self) -> None:
+        """Frees the decoder and its frames."""
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+
+    def _restart(self) -> None:
+        """Opens the file anew: not every demuxer can seek back to its first packet."""
+        self.close()
+        self._container = av.open(io.BytesIO(self._media), format=self._demuxer)
+        self._stream = _video_stream(self._container)
+        self._stream.thread_type = "AUTO"
+        self._stream.codec_context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._begin(self._timeline.pts[0])
+
+    def _skip_to(self, key: int) -> None:
+        assert self._container is not None
+        self._container.seek(key, stream=self._stream)
         self._stream.codec_context.flush_buffers()
+        self._begin(key)
+
+    def _begin(self, stamp: int) -> None:
+        self._at = stamp  # timestamp decoding has come to
+        self._ahead: VideoFrame | None = None  # decoded one too far: the next to be looked at
         self._frames = self._decode()
-        self._ahead = None
-        self._at = stamp
 
     def _scan(self, wanted: int) -> VideoFrame | None:
         """Decodes up to a timestamp; a frame beyond it is kept for later."""
@@ -220,6 +246,7 @@ class _Decoder:
         return next(self._frames, None)
 
     def _decode(self) -> Iterator[VideoFrame]:
+        assert self._container is not None
         packets = self._container.demux(self._stream)
         while True:
             try:
