@@ -1,0 +1,81 @@
+"""Plans to runs and units, and plans that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chiasm.errors import InvalidRequest
+from chiasm.plan import Grid, Span
+from encoder_svc.geometry import Geometry, resolve_run
+from tests.unit.encoder.plans import image_plan, video_plan
+
+GEOMETRY = Geometry(patch=14, temporal_patch=2, merge=2)
+IMAGE = image_plan(100, 100, cells=(2, 3))
+CLIP = video_plan(48, 64, tuple(range(9)), cells=(2, 3))  # 5 groups of 6 rows
+
+
+def test_a_picture_is_one_group() -> None:
+    run = resolve_run(GEOMETRY, IMAGE, None, Span(0, 6))
+    assert (run.patches, run.rows) == (24, Span(0, 6))
+    (unit,) = run.units(max_patches=1, max_rows=1)  # a group is never cut
+    assert unit.grid == Grid(1, 4, 6) and unit.patches == 24
+
+
+def test_runs_of_a_clip() -> None:
+    assert resolve_run(GEOMETRY, CLIP, None, Span(0, 30)).patches == 5 * 24
+    run = resolve_run(GEOMETRY, CLIP, Span(4, 9), Span(12, 30))
+    assert (run.begin, run.end, run.patches) == (2, 5, 3 * 24)
+    units = run.units(max_patches=2 * 24, max_rows=4096)
+    assert [(u.begin, u.end, u.grid.t) for u in units] == [(2, 4, 2), (4, 5, 1)]
+    units = run.units(max_patches=4096, max_rows=11)
+    assert [u.grid.t for u in units] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("temporal", [1, 2, 3, 4])
+def test_groups_round_up(temporal: int) -> None:
+    geometry = Geometry(patch=14, temporal_patch=temporal, merge=2)
+    groups = -(-9 // temporal)
+    plan = replace(CLIP, grids=(Grid(groups, 4, 6),), num_rows=groups * 6)
+    assert resolve_run(geometry, plan, None, Span(0, groups * 6)).end == groups
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grids": ()}, "one grid"),
+        ({"grids": (Grid(1, 4, 6), Grid(1, 4, 6))}, "one grid"),
+        ({"resized_height": 57}, "does not make 57x84"),
+        ({"grids": (Grid(1, 4, 5),), "resized_width": 70}, "impossible grid"),
+        ({"grids": (Grid(0, 4, 6),)}, "impossible grid"),
+        ({"grids": (Grid(1, 0, 0),), "resized_height": 0, "resized_width": 0}, "impossible grid"),
+        ({"num_rows": 7}, "makes 6 rows, the plan says 7"),
+        ({"grids": (Grid(2, 4, 6),), "num_rows": 12}, "1 frames do not make 2"),
+        ({"source_height": 0}, "no source size"),
+    ],
+)
+def test_plans_that_contradict_themselves(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        resolve_run(GEOMETRY, replace(IMAGE, **changes), None, Span(0, 6))
+
+
+@pytest.mark.parametrize(
+    ("frames", "rows"),
+    [
+        (Span(0, 3), Span(0, 12)),  # cuts a temporal patch
+        (Span(1, 4), Span(0, 12)),
+        (Span(4, 4), Span(12, 12)),
+        (Span(8, 10), Span(24, 30)),  # beyond the end
+        (Span(0, 4), Span(0, 13)),  # rows of another run
+        (None, Span(0, 29)),
+    ],
+)
+def test_runs_that_do_not_fit(frames: Span | None, rows: Span) -> None:
+    with pytest.raises(InvalidRequest):
+        resolve_run(GEOMETRY, CLIP, frames, rows)
+
+
+def test_a_clip_without_frames() -> None:
+    with pytest.raises(InvalidRequest):
+        resolve_run(GEOMETRY, replace(CLIP, frame_indices=()), None, Span(0, 30))
