@@ -14,7 +14,7 @@ DEMO = "demo"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Everything a service reads: configs, tokenizer and template files, weights that are plain data.
-_WANTED = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+_WANTED = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 
 
 def resolve_model(name_or_path: str) -> Path:

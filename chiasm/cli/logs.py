@@ -17,7 +17,7 @@ LEVELS = ("debug", "info", "warning", "error")
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO gateway.app: text`, times in UTC."""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s")

@@ -1,7 +1,7 @@
 """The command line of one service, derived from its config class.
 
-`run_service(EncoderConfig, "encoder_svc.app:main")` is all a `__main__.py` needs. Exit codes: 0 after
-an orderly end, 1 for a failure of the world (a port in use), 2 for settings that cannot be.
+All a `__main__.py` needs is `run_service(EncoderConfig, "encoder_svc.app:main")`. Exit codes: 0
+after an orderly end, 1 for a failure of the world (a port in use), 2 for settings that cannot be.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse(
     given = dict(bound.kwargs)
     file = given.pop("config", None) or env.get(CONFIG_FILE_ENV)
     only_print = given.pop("print_config", False)
-    config = load(
+    config: Any = load(
         config_class,
         file=Path(file) if file else None,
         env=env,

@@ -17,7 +17,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -59,7 +58,6 @@ class Setting:
         return ENV_PREFIX + self.name.upper()
 
 
-@cache
 def settings(config_class: type) -> tuple[Setting, ...]:
     """Every leaf of `config_class`, in the order of declaration; their flat names are unique."""
     found = tuple(_walk(config_class, (), REQUIRED))
@@ -100,7 +98,8 @@ def load(
             raise ValueError(
                 f"{setting.flag} is required (or {setting.env}, or `{setting.name}` in --config)"
             )
-    return _build(config_class, (), REQUIRED, values)
+    config: C = _build(config_class, (), REQUIRED, values)
+    return config
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 def dump(config: Any) -> str:
     """The tree as YAML; `load` of it gives an equal config."""
-    return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True))
 
 
 def _walk(cls: type, prefix: tuple[str, ...], base: Any) -> list[Setting]:

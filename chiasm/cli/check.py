@@ -1,0 +1,150 @@
+"""`chiasm check`: what this machine can do, and what a checkpoint holds.
+
+Imports nothing heavy into this process: torch and nixl are tried in processes of their own, since
+either may crash on a machine whose driver does not fit.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from chiasm.checkpoint import resolve_model
+
+GIB = 1 << 30
+
+_PROBE_TORCH = """
+import json, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "gpus": gpus, "threads": torch.get_num_threads()}))
+"""
+_PROBE_NIXL = """
+try:
+    from nixl_cu13._api import nixl_agent, nixl_agent_config
+except ImportError:
+    from nixl_cu12._api import nixl_agent, nixl_agent_config
+nixl_agent("check", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+print('{"ok": true}')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `needed` findings that are not `good` make the command fail."""
+
+    what: str
+    found: str
+    good: bool
+    needed: bool = False
+
+
+def run_check(model: str | None) -> int:
+    """Prints the report.
+
+    Returns:
+        0 when everything that is needed is there, else 1.
+    """
+    findings = [*_machine(), *(_checkpoint(model) if model else ())]
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for finding in findings:
+        mark = ("✓", "green") if finding.good else ("✗", "red") if finding.needed else ("-", "dim")
+        table.add_row(Text(*mark), finding.what, Text(finding.found))
+    Console().print(table)
+    return 1 if any(f.needed and not f.good for f in findings) else 0
+
+
+def _machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(
+        "python", f"{platform.python_version()}, {platform.machine()}, {cores} cores", True
+    )
+    for package in ("grpcio", "protobuf"):
+        yield _package(package, needed=True)
+    for package in ("transformers", "tokenizers", "av", "kubernetes", "flashinfer-python"):
+        yield _package(package, needed=False)
+    torch = _probe(_PROBE_TORCH)
+    if "error" in torch:
+        yield Finding("torch", f"{torch['error']} (encoder and decoder need it)", False)
+    else:
+        yield Finding("torch", f"{torch['version']}, {torch['threads']} threads", True)
+        gpus = torch["gpus"]
+        yield Finding("GPUs", ", ".join(gpus) or "none: --device auto runs on cpu", bool(gpus))
+    nixl = _probe(_PROBE_NIXL)
+    found = nixl.get("error", "agent with UCX starts")
+    yield Finding("nixl", str(found), "error" not in nixl)
+    rdma = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    yield Finding("RDMA devices", ", ".join(rdma) or "none: rows travel over TCP", bool(rdma))
+    yield _shared_memory()
+
+
+def _package(name: str, *, needed: bool) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name), True, needed)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", False, needed)
+
+
+def _shared_memory() -> Finding:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return Finding("/dev/shm", f"{error.strerror}", False, needed=True)
+    text = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
+    enough = usage.free >= GIB // 2
+    hint = "" if enough else "; the decoder's slab of rows lives there (--slab-bytes)"
+    return Finding("/dev/shm", text + hint, enough, needed=True)
+
+
+def _probe(code: str) -> dict[str, Any]:
+    """Runs code that prints one JSON object; `error` says in one line why it did not."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "does not answer"}
+    if done.returncode == 0:
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return result
+    lines = done.stderr.strip().splitlines()
+    return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
+
+
+def _checkpoint(model: str) -> Iterator[Finding]:
+    try:
+        directory = resolve_model(model)
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        yield Finding("model", str(error), False, needed=True)
+        return
+    yield Finding("model", f"{config.get('model_type', 'unknown')} in {directory}", True)
+    for name in ("tokenizer.json", "preprocessor_config.json"):
+        there = (directory / name).is_file()
+        yield Finding(name, "there" if there else "missing", there, needed=True)
+    yield _weights(directory)
+
+
+def _weights(directory: Path) -> Finding:
+    index = directory / "model.safetensors.index.json"
+    names = {path.name for path in directory.glob("*.safetensors")}
+    if index.is_file():
+        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := sorted(wanted - names):
+            return Finding("weights", f"missing: {', '.join(missing)}", False, needed=True)
+    if not names:
+        return Finding("weights", "no .safetensors file", False, needed=True)
+    total = sum((directory / name).stat().st_size for name in names)
+    return Finding("weights", f"{total / GIB:.2f} GiB in {len(names)} files", True)

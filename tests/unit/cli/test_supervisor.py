@@ -1,0 +1,180 @@
+"""Real child processes: ready lines, restarts on the same port, and ends that leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from chiasm.cli import supervisor as supervisor_module
+from chiasm.cli.child import Child
+from chiasm.cli.failure import CommandFailed
+from chiasm.cli.supervisor import Spec, Supervisor
+
+# Serves on the port it is told, or on 4321 when told 0; says how it ended.
+SERVE = textwrap.dedent(
+    """
+    import signal, sys, time
+    port = sys.argv[sys.argv.index("--port") + 1]
+    signal.signal(signal.SIGTERM, lambda *_: (print("draining", flush=True), sys.exit(0)))
+    print("chiasm-ready role=x address=127.0.0.1:" + ("4321" if port == "0" else port), flush=True)
+    time.sleep(600)
+    """
+)
+
+
+def spec(name: str, code: str, *, stop_order: int = 0) -> Spec:
+    command = (sys.executable, "-u", "-c", code, "--port", "0")
+    return Spec(name, command, {"address": "--port"}, stop_order)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def lines() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+async def running(lines: list[tuple[str, str]]) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    yield supervisor
+    await supervisor.stop()
+
+
+async def test_launch_returns_the_ready_line(running: Supervisor) -> None:
+    ready = await running.launch(spec("a", SERVE))
+    assert ready == {"role": "x", "address": "127.0.0.1:4321"}
+    assert running.waiting_for == ()
+
+
+async def test_a_child_that_ends_first_is_named_with_its_last_words(running: Supervisor) -> None:
+    with pytest.raises(CommandFailed, match=r"a did not start \(exit code 3\): no such model"):
+        await running.launch(spec("a", "import sys; print('no such model'); sys.exit(3)"))
+
+
+async def test_a_killed_child_comes_back_on_its_port(
+    running: Supervisor, lines: list[tuple[str, str]]
+) -> None:
+    await running.launch(spec("a", SERVE))
+    await running.launch(spec("b", SERVE))
+    first = running.pids()
+    os.kill(first["a"], signal.SIGKILL)
+    await until(lambda: ("chiasm", "a is back") in lines)
+    assert any("a died unexpectedly (killed by SIGKILL)" in line for _, line in lines)
+    assert running.pids()["a"] != first["a"]
+    assert running.pids()["b"] == first["b"]
+    command = Path(f"/proc/{running.pids()['a']}/cmdline").read_bytes().split(b"\0")
+    assert command[command.index(b"--port") + 1] == b"4321"
+
+
+async def test_restarts_back_off(
+    running: Supervisor, lines: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S", (0.01, 0.02, 0.04))
+    await running.launch(spec("a", SERVE.replace("time.sleep(600)", "sys.exit(7)")))
+    await until(lambda: sum("died unexpectedly" in line for _, line in lines) >= 4)
+    waits = [line.split("again in ")[1] for _, line in lines if "died unexpectedly" in line]
+    assert waits[:4] == ["0.01 s", "0.02 s", "0.04 s", "0.04 s"]
+    assert any("(exit code 7)" in line for _, line in lines)
+
+
+async def test_stop_drains_in_order_and_leaves_nothing(lines: list[tuple[str, str]]) -> None:
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    await supervisor.launch(spec("late", SERVE, stop_order=1))
+    await supervisor.launch(spec("early", SERVE, stop_order=0))
+    pids = supervisor.pids()
+    await supervisor.stop()
+    assert [name for name, line in lines if line == "draining"] == ["early", "late"]
+    assert not any(alive(pid) for pid in pids.values())
+
+
+async def test_a_child_that_will_not_end_is_killed(lines: list[tuple[str, str]]) -> None:
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=0.3)
+    code = SERVE.replace("sys.exit(0)", "None").replace(
+        "time.sleep(600)", "[time.sleep(1) for _ in range(600)]"
+    )
+    await supervisor.launch(spec("a", code))
+    pid = supervisor.pids()["a"]
+    await supervisor.stop()
+    assert ("chiasm", "a did not end within 0.3 s; killing it") in lines
+    assert not alive(pid)
+
+
+async def test_stop_during_a_start_ends_the_child(lines: list[tuple[str, str]]) -> None:
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    launch = asyncio.create_task(supervisor.launch(spec("a", "import time; time.sleep(600)")))
+    await until(lambda: bool(supervisor.pids()))
+    assert supervisor.waiting_for == ("a",)
+    await supervisor.stop()
+    with pytest.raises(CommandFailed, match="killed by SIGTERM"):
+        await launch
+
+
+async def test_an_endless_line_is_cut_not_refused() -> None:
+    seen: list[str] = []
+    code = "import sys; sys.stdout.write('x' * 3_000_000 + '\\nend\\n')"
+    child = Child("a", (sys.executable, "-c", code), relay=seen.append)
+    await child.start()
+    assert await child.wait() == 0
+    assert sum(len(line) for line in seen) == 3_000_003
+    assert seen[-1] == "end"
+
+
+def test_children_and_grandchildren_of_a_killed_child_or_parent_die(tmp_path: Path) -> None:
+    child = "import subprocess, sys, time; " + (
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        "print('chiasm-ready grandchild=' + str(p.pid), flush=True); time.sleep(600)"
+    )
+    parent = textwrap.dedent(
+        f"""
+        import asyncio, sys
+        from chiasm.cli.child import Child
+        async def main():
+            child = Child("a", (sys.executable, "-c", {child!r}), relay=lambda line: None)
+            await child.start()
+            ready = await child.ready()
+            print(child.pid, ready["grandchild"], flush=True)
+            await child.wait()
+            print("ended", flush=True)
+            sys.stdin.read()
+        asyncio.run(main())
+        """
+    )
+    for kill_parent in (False, True):
+        with subprocess.Popen(
+            [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            pid, grandchild = (int(word) for word in process.stdout.readline().split())
+            if kill_parent:
+                process.kill()
+                process.wait()
+                asyncio.run(until(lambda pid=pid: not alive(pid)))  # type: ignore[misc]
+                os.kill(grandchild, signal.SIGKILL)  # its own parent did not ask for its death
+            else:
+                os.kill(pid, signal.SIGKILL)
+                assert process.stdout.readline() == "ended\n"
+                asyncio.run(until(lambda pid=grandchild: not alive(pid)))  # type: ignore[misc]
+                process.kill()
