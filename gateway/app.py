@@ -19,7 +19,7 @@ from chiasm.config import GatewayConfig
 from chiasm.digest import processor_digest, tokenizer_digest
 from chiasm.errors import Unavailable
 from chiasm.server import Server, until_signal
-from chiasm.telemetry import GatewayMetrics
+from chiasm.telemetry import GatewayMetrics, serve_metrics
 from chiasm.v1 import gateway_pb2_grpc
 from gateway.api.drain import Gate
 from gateway.api.keys import ApiKeys
@@ -143,6 +143,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         max_body_bytes=config.admission.max_body_bytes,
     )
     gateway = Gateway(face, config)
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
     fleet.start()
     try:
         await gateway.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from chiasm.errors import InvalidRequest, ModelNotFound
+from chiasm.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.api.answer import face_of
 from gateway.api.body import OFF_LOOP_BYTES, read_body
 from gateway.api.jobs import chat_messages
@@ -75,17 +76,23 @@ async def health() -> Response:
 
 @router.get("/ready", tags=["Operations"])
 async def ready(request: Request) -> Response:
-    """200 when text can be served, else 503; `images` says whether pictures can be as well."""
-    state = face_of(request).pipeline.readiness()
+    """200 when text can be served, else 503; `images` says whether pictures can be as well.
+
+    Open to all; where keys are asked for, only who has one sees the endpoints.
+    """
+    face = face_of(request)
+    state = face.pipeline.readiness()
     draining = request.app.state.gate.draining
     serving = state.text and not draining
-    body = {
+    body: dict[str, Any] = {
         "ready": serving,
         "text": state.text,
         "images": state.images,
         "draining": draining,
-        "endpoints": list(state.endpoints),
     }
+    with suppress(Unauthenticated):
+        face.keys.tenant(request.headers.getlist("authorization"))
+        body["endpoints"] = list(state.endpoints)
     return _json(body, status=200 if serving else 503)
 
 

@@ -36,7 +36,7 @@ from gateway.messages import (
     TextPart,
 )
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler = Any  # grpc.RpcMethodHandler, which takes no type arguments at run time
 Context = grpc.aio.ServicerContext[Any, Any]
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _ROLES = {"developer": Role.SYSTEM, **{role.value: role for role in Role}}
