@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Protocol
 
 from chiasm.errors import ChiasmError, EmbeddingLost, Internal
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import FetchCommand, ItemLanded, Notice, PartLost
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
-from decoder_svc.engine.inbox import Inbox, Item
+from decoder_svc.engine.mailbox import Item, Mailbox
 from decoder_svc.engine.messages import (
     AbortRequest,
     AddRequest,
     ChoiceDone,
-    EngineLoad,
     Event,
     FinishReason,
     ItemReleased,
@@ -47,22 +46,14 @@ _IDLE_S = 1.0
 _STALLED_S = 0.1
 
 
-class Outbox(Protocol):
-    """Where the engine's words go. Called from the engine's thread; must not block."""
-
-    def __call__(
-        self, events: Seq[tuple[str, Event]], commands: Seq[FetchCommand], load: EngineLoad
-    ) -> None: ...
-
-
 class EngineCore:
-    """Takes requests from the inbox through their lives.
+    """Takes requests from the mailbox through their lives.
 
     Args:
         scheduler: Decides what runs.
         receiver: Fetches rows of media.
         executor: Computes steps.
-        outbox: Takes events and transfer commands away.
+        mailbox: Brings commands and transfer events, takes events and transfer commands away.
         metrics: Counters and gauges.
         embedding_timeout_s: How long a request may wait for rows.
         clock: Seconds, monotonic.
@@ -74,16 +65,15 @@ class EngineCore:
         scheduler: Scheduler,
         receiver: EmbeddingReceiver,
         executor: Executor,
-        outbox: Outbox,
+        mailbox: Mailbox,
         metrics: DecoderMetrics,
         embedding_timeout_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.inbox = Inbox()
         self._scheduler = scheduler
         self._receiver = receiver
         self._executor = executor
-        self._outbox = outbox
+        self._mailbox = mailbox
         self._metrics = metrics
         self._timeout_s = embedding_timeout_s
         self._clock = clock
@@ -97,20 +87,20 @@ class EngineCore:
         self.heartbeat = clock()
 
     def run(self) -> None:
-        """Steps until `stop`; sleeps on the inbox while there is nothing to compute."""
+        """Steps until `stop`; sleeps on the mailbox while there is nothing to compute."""
         while not self._stopped:
             self.heartbeat = self._clock()
             if not self._step_safely():
-                self.inbox.wait(_STALLED_S if self._requests else _IDLE_S)
+                self._mailbox.wait(_STALLED_S if self._requests else _IDLE_S)
 
     def stop(self) -> None:
         """Ends `run`; from any thread."""
         self._stopped = True
-        self.inbox.wake()
+        self._mailbox.wake()
 
     def step(self) -> bool:
         """One turn. Returns whether anything was computed or is being computed."""
-        self._take_in(self.inbox.drain())
+        self._take_in(self._mailbox.drain())
         plan = self._scheduler.schedule(self._clock())
         self._ask_for_rows()
         self._submit(plan)
@@ -243,9 +233,7 @@ class EngineCore:
             stop_id = sampled.token_id if reason is FinishReason.STOP else None
             self._finish(sequence, reason, stop_id)
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None
-    ) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
         request = sequence.request
         self._scheduler.finish(sequence)
         self._emit(request, ChoiceDone(sequence.choice, reason, stop_id))
@@ -325,4 +313,4 @@ class EngineCore:
             slab_pages_free=self._receiver.num_free_pages,
             requests_seen=self._num_seen,
         )
-        self._outbox(events, commands, load)
+        self._mailbox.send(events, commands, load)

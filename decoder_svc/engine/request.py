@@ -69,9 +69,7 @@ class Sequence:
         params = self.request.sampling
         if not params.needs_history:
             return Draw(params, self.choice, len(self.output))
-        return Draw(
-            params, self.choice, len(self.output), self.request.prompt, tuple(self.output)
-        )
+        return Draw(params, self.choice, len(self.output), self.request.prompt, tuple(self.output))
 
     def append(self, token_id: int) -> FinishReason | None:
         """Takes a sampled token in; a stop token ends the choice and is not part of its output."""

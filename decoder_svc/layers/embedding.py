@@ -22,9 +22,7 @@ class VocabParallelEmbedding(nn.Module):
         self._vocab_size = vocab_size
         self._mesh = mesh
         self._shard = mesh.split_padded(vocab_size)
-        self.weight = nn.Parameter(
-            torch.empty(len(self._shard), hidden_size), requires_grad=False
-        )
+        self.weight = nn.Parameter(torch.empty(len(self._shard), hidden_size), requires_grad=False)
 
     def load(self, reader: CheckpointReader, name: str) -> None:
         """Reads this rank's rows."""

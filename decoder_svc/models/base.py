@@ -32,9 +32,7 @@ class StageModel(nn.Module, ABC):
         """Reads this rank's part of the stage."""
 
     @abstractmethod
-    def embed(
-        self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """First stage: [T] ids to [T, hidden], with `rows` [R, hidden] in place of tokens `at` [R]."""
 
     @abstractmethod

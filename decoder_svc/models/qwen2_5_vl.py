@@ -97,9 +97,7 @@ class Qwen25VlStage(StageModel):
                 self.lm_head.load(reader, _EMBEDDING if self.config.tied else _LM_HEAD)
         self.rotary.place(next(self.parameters()).device)
 
-    def embed(
-        self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """See the base class."""
         assert self.embedding is not None, "only the first stage embeds"
         hidden = self.embedding(token_ids)

@@ -53,6 +53,10 @@ class ModelRunner:
         logits = self._model.logits(hidden.index_select(0, inputs.draws_at))
         return StepResult(plan.step, tuple(self._sampler.sample(logits, draws)))
 
+    def close(self) -> None:
+        """Lets go of the slab."""
+        self._rows = torch.empty(0, self._rows.shape[1])
+
     def _gather(self, inputs: StepInputs) -> torch.Tensor:
         """[R, hidden]: a copy, so that the slab's slots may be reused once the step is back."""
         rows = self._rows.index_select(0, inputs.slab_rows)

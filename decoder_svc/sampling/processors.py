@@ -28,9 +28,7 @@ def apply_penalties(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
         if not params.needs_history:
             continue
         if params.repetition_penalty != 1.0:
-            seen = torch.tensor(
-                sorted({*draw.prompt_ids, *draw.output_ids}), device=logits.device
-            )
+            seen = torch.tensor(sorted({*draw.prompt_ids, *draw.output_ids}), device=logits.device)
             values = logits[row, seen]
             factor = params.repetition_penalty
             logits[row, seen] = torch.where(values > 0, values / factor, values * factor)

@@ -18,7 +18,9 @@ _32 = np.uint64(32)
 Words = npt.NDArray[np.uint64]
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
+def philox(
+    counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]
+) -> tuple[Words, ...]:
     """Four 32-bit words, held in uint64 arrays, per counter (four words) and key (two words)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -29,9 +31,7 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
     return c0, c1, c2, c3
 
 
-def uniforms(
-    seeds: list[int], choices: list[int], positions: list[int]
-) -> npt.NDArray[np.float64]:
+def uniforms(seeds: list[int], choices: list[int], positions: list[int]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per row, of 53 random bits."""
     seed = np.array(seeds, dtype=np.uint64)
     position = np.array(positions, dtype=np.uint64)

@@ -92,7 +92,9 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 self._pages.publish(sequence)
                 self._fork(sequence)
-        for request in {id(s.request): s.request for s, _ in entries if s.request.promises}.values():
+        for request in {
+            id(s.request): s.request for s, _ in entries if s.request.promises
+        }.values():
             self._consume(request)
         return [sequence for sequence, draws in entries if draws]
 
@@ -173,9 +175,7 @@ class Scheduler:
             budget -= length
         return budget
 
-    def _choose(
-        self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]
-    ) -> None:
+    def _choose(self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]) -> None:
         sequence.in_flight = length
         chosen.append((sequence, length))
 

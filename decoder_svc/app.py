@@ -1,0 +1,147 @@
+"""The decoder as a process: load, serve, watch the engine, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from pathlib import Path
+
+import chiasm
+from chiasm.checkpoint import resolve_model
+from chiasm.config import DecoderConfig
+from chiasm.digest import language_model_digest, tokenizer_digest, tower_digest
+from chiasm.errors import Internal
+from chiasm.handshake import CONTRACT
+from chiasm.server import Server, until_signal
+from chiasm.telemetry import DecoderMetrics, serve_metrics
+from chiasm.transport.grpc import StreamReceiver
+from chiasm.v1 import common_pb2, decoder_pb2_grpc
+from decoder_svc.assembly import Parts, build_engine, load_parts
+from decoder_svc.config.from_hf import TextConfig, read_text_config
+from decoder_svc.embeddings.fetcher import Fetcher
+from decoder_svc.engine.client import EngineClient
+from decoder_svc.engine.core import EngineCore
+from decoder_svc.intake import Intake
+from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 60.0
+_WATCH_S = 1.0
+
+
+def main(config: DecoderConfig) -> None:
+    """Serves until SIGTERM, then drains and returns.
+
+    Raises:
+        ValueError: Settings or a checkpoint that cannot be served.
+        ChiasmError: The port is taken, or the engine died.
+    """
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: DecoderConfig) -> None:
+    server = Server(config.server.host, config.server.port, drain_s=config.server.drain_s)
+    model_dir = resolve_model(config.model)
+    text = read_text_config(model_dir)
+    parts = await asyncio.to_thread(load_parts, config, text, model_dir)
+    try:
+        description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
+        await _run(config, text, parts, description, server)
+    finally:
+        parts.runner.close()
+        parts.slab.close()
+
+
+async def _run(
+    config: DecoderConfig,
+    text: TextConfig,
+    parts: Parts,
+    description: common_pb2.Description,
+    server: Server,
+) -> None:
+    metrics = DecoderMetrics()
+    client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
+    fetcher = Fetcher(
+        row_format=parts.rows,
+        open_receiver=lambda: StreamReceiver(parts.slab.write),
+        post=client.mailbox.put,
+    )
+    client.on_commands = fetcher.execute
+    metrics.slab_pages_held.set_function(lambda: parts.slab_pages - client.load.slab_pages_free)
+    core = build_engine(config, parts, client.mailbox, metrics)
+    servicer = DecoderServicer(
+        intake=Intake(
+            text,
+            max_model_len=parts.max_model_len,
+            max_choices=config.scheduler.max_running_requests,
+        ),
+        client=client,
+        description=description,
+        slab_page_bytes=parts.rows.row_bytes * config.memory.slab_page_rows,
+        slab_pages=parts.slab_pages,
+    )
+    decoder_pb2_grpc.add_DecoderServicer_to_server(servicer, server.grpc)
+    thread = threading.Thread(target=core.run, name="engine", daemon=True)
+    thread.start()
+    await server.start((SERVICE_NAME,))
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
+    await server.ready(True)
+    print(f"chiasm-ready role=decoder address={server.address}", flush=True)
+    try:
+        await _until_over(server, core, thread)
+    finally:
+        client.draining = True
+        await server.stop()
+        core.stop()
+        await asyncio.to_thread(thread.join)
+        await fetcher.close()
+
+
+async def _until_over(server: Server, core: EngineCore, thread: threading.Thread) -> None:
+    """Returns on a signal. Raises Internal when the engine's thread has ended by itself."""
+    signalled = asyncio.create_task(until_signal())
+    healthy = True
+    while True:
+        await asyncio.wait((signalled,), timeout=_WATCH_S)
+        if signalled.done():
+            return
+        if not thread.is_alive():
+            signalled.cancel()
+            raise Internal("the engine has died")
+        beating = time.monotonic() - core.heartbeat < _HEARTBEAT_S
+        if beating is not healthy:
+            healthy = beating
+            logger.error("engine %s", "beats again" if beating else "has stopped beating")
+            await server.ready(healthy)
+
+
+def describe(
+    config: DecoderConfig, text: TextConfig, parts: Parts, model_dir: Path, port: int
+) -> common_pb2.Description:
+    """What Describe says: reads the checkpoint for its digests."""
+    full = config.digest == "full"
+    host = config.server.advertise_host or config.server.host
+    epoch = time.time_ns()
+    return common_pb2.Description(
+        contract=CONTRACT,
+        features=("n", "penalties", "logprobs", "logit_bias", "resume", "hedge"),
+        role="decoder",
+        instance_id=f"decoder-{epoch:x}",
+        epoch=epoch,
+        advertised_address=f"{host}:{port}",
+        model=config.model,
+        family=text.family,
+        digests=common_pb2.Digests(
+            tower=tower_digest(model_dir, full=full),
+            tokenizer=tokenizer_digest(model_dir),
+            language_model=language_model_digest(model_dir, full=full),
+        ),
+        rows=parts.rows.to_proto(),
+        transports=("grpc",),
+        max_model_len=parts.max_model_len,
+        vocab_size=text.vocab_size,
+        version=chiasm.__version__,
+    )

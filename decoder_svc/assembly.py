@@ -1,0 +1,148 @@
+"""Builds a decoder's parts from its config: weights, pages, slab, scheduler, engine. Starts nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from chiasm.config import DecoderConfig
+from chiasm.rows import RowFormat
+from chiasm.telemetry import DecoderMetrics
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.embeddings.slab import Slab
+from decoder_svc.engine.core import EngineCore
+from decoder_svc.engine.mailbox import Mailbox
+from decoder_svc.engine.messages import PlannedSequence, StepPlan
+from decoder_svc.kv_cache.block_pool import BlockPool
+from decoder_svc.kv_cache.pool import KvPool
+from decoder_svc.kv_cache.prefix import PrefixIndex
+from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.runner.inline import InlineExecutor
+from decoder_svc.runner.loading import (
+    build_runner,
+    choose_placement,
+    count_pages,
+    load_stage,
+    slab_rows,
+)
+from decoder_svc.runner.model_runner import ModelRunner
+from decoder_svc.sampling.params import Draw, SamplingParams
+from decoder_svc.scheduler.budget import Limits
+from decoder_svc.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the service needs besides the engine itself."""
+
+    runner: ModelRunner
+    slab: Slab
+    rows: RowFormat
+    num_blocks: int
+    slab_pages: int
+    max_model_len: int
+
+
+def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
+    """Loads the weights and takes the memory.
+
+    Raises:
+        ValueError: The settings ask for what this build or this machine cannot do.
+    """
+    if config.parallel.world_size > 1:
+        raise ValueError(
+            "--tp-size and --pp-size above 1 are not supported by this version of the decoder"
+        )
+    if config.transport == "nixl":
+        raise ValueError("--transport nixl is not supported by this version of the decoder")
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    mesh, placement, memory = ParallelMesh(), choose_placement(config), config.memory
+    model = load_stage(model_dir, text, mesh, placement)
+    num_blocks = count_pages(config, text, mesh, placement)
+    pool = KvPool(
+        text,
+        mesh,
+        num_blocks=num_blocks,
+        block_size=memory.block_size,
+        dtype=placement.dtype,
+        device=placement.device,
+    )
+    dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
+    rows = RowFormat(text.hidden_size, 1, dtype)
+    slab_pages = memory.slab_bytes // (memory.slab_page_rows * rows.row_bytes)
+    if slab_pages < 2:
+        raise ValueError(f"--slab-bytes {memory.slab_bytes} holds fewer than two pages of rows")
+    slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
+    view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
+    runner = build_runner(model, text, pool, view)
+    warm_up(runner)
+    return Parts(
+        runner, slab, rows, num_blocks, slab_pages, _max_model_len(config, text, num_blocks)
+    )
+
+
+def build_engine(
+    config: DecoderConfig, parts: Parts, mailbox: Mailbox, metrics: DecoderMetrics
+) -> EngineCore:
+    """The engine over loaded parts."""
+    pool = BlockPool(parts.num_blocks)
+    receiver = EmbeddingReceiver(
+        pages=parts.slab_pages,
+        page_rows=config.memory.slab_page_rows,
+        row_bytes=parts.rows.row_bytes,
+        row_format=parts.rows,
+    )
+    scheduler = Scheduler(
+        Limits(
+            max_running=config.scheduler.max_running_requests,
+            chunk_tokens=config.scheduler.chunked_prefill_size,
+            block_size=config.memory.block_size,
+        ),
+        pool=pool,
+        receiver=receiver,
+        prefix=PrefixIndex(pool) if config.scheduler.prefix_cache else None,
+        metrics=metrics,
+    )
+    return EngineCore(
+        scheduler=scheduler,
+        receiver=receiver,
+        executor=InlineExecutor(parts.runner),
+        mailbox=mailbox,
+        metrics=metrics,
+        embedding_timeout_s=config.embedding_timeout_s,
+    )
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """One prompt and one token through the model; page 0 is overwritten before anyone reads it."""
+    draw = Draw(SamplingParams(max_tokens=1), 0, 0)
+    for step, (start, ids) in enumerate(((0, (0,) * 8), (8, (0,)))):
+        sequence = PlannedSequence(
+            request_id="warm-up",
+            choice=0,
+            token_ids=ids,
+            start=start,
+            position=start,
+            block_table=(0,),
+            draw=draw,
+        )
+        runner.run(StepPlan(step, (sequence,)))
+
+
+def _max_model_len(config: DecoderConfig, text: TextConfig, num_blocks: int) -> int:
+    wanted = config.max_model_len or text.max_positions
+    if wanted > text.max_positions:
+        raise ValueError(
+            f"--max-model-len {wanted} is more than the model's {text.max_positions} positions"
+        )
+    room = num_blocks * config.memory.block_size
+    if room < wanted:
+        logger.warning("pages for %d tokens only: max_model_len %d -> %d", room, wanted, room)
+    return min(wanted, room)

@@ -1,0 +1,58 @@
+"""Between the engine's thread and everybody else: items come in, in order; what the engine says goes out."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from decoder_svc.embeddings.events import FetchCommand, FetchEvent
+from decoder_svc.engine.messages import Command, EngineLoad, Event
+
+Item = Command | FetchEvent
+
+
+class Outbox(Protocol):
+    """Takes the engine's words away. Called from the engine's thread; must not block."""
+
+    def __call__(
+        self,
+        events: Sequence[tuple[str, Event]],
+        commands: Sequence[FetchCommand],
+        load: EngineLoad,
+    ) -> None: ...
+
+
+class Mailbox:
+    """Any thread puts, the engine's thread drains and sends.
+
+    Args:
+        outbox: Where the engine's words go.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.send = outbox
+        self._items: deque[Item] = deque()
+        self._filled = threading.Event()
+
+    def put(self, item: Item) -> None:
+        """Hands one over; wakes the engine."""
+        self._items.append(item)
+        self._filled.set()
+
+    def wake(self) -> None:
+        """Wakes the engine for nothing."""
+        self._filled.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleeps until there is something, at most so long."""
+        self._filled.wait(timeout_s)
+
+    def drain(self) -> list[Item]:
+        """Everything that is there."""
+        self._filled.clear()
+        items = []
+        while self._items:
+            items.append(self._items.popleft())
+        return items

@@ -1,0 +1,111 @@
+"""The decoder's rpcs: Generate joins a gRPC stream to the engine's, Describe and WatchLoad answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from chiasm.errors import ChiasmError, InvalidRequest
+from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
+from decoder_svc.engine.client import EngineClient, EventStream
+from decoder_svc.engine.messages import AbortRequest, RequestFailed
+from decoder_svc.intake import Intake
+from decoder_svc.wire import to_command, to_response
+
+SERVICE_NAME = "chiasm.v1.Decoder"
+
+_DEFAULT_INTERVAL_MS = 500
+_LEAST_INTERVAL_MS = 50
+
+Context = grpc.aio.ServicerContext[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
+
+
+class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
+    """Translates; the engine decides.
+
+    Args:
+        intake: Checks requests.
+        client: The engine.
+        description: What Describe says.
+        slab_page_bytes: Bytes of one page of the slab.
+        slab_pages: Pages of the slab.
+    """
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        client: EngineClient,
+        description: common_pb2.Description,
+        slab_page_bytes: int,
+        slab_pages: int,
+    ) -> None:
+        self._intake = intake
+        self._client = client
+        self._description = description
+        self._page_bytes = slab_page_bytes
+        self._pages = slab_pages
+
+    async def Generate(
+        self, request_iterator: AsyncIterator[decoder_pb2.GenerateRequest], context: Context
+    ) -> AsyncIterator[decoder_pb2.GenerateResponse]:
+        """Ends with the request; ends the request when the caller goes."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or first.WhichOneof("kind") != "start":
+            raise InvalidRequest("the first message must be start", param="kind")
+        stream = self._client.open(self._intake.admit(first.start))
+        # Also covers a caller that goes while this generator is suspended in `yield`.
+        context.add_done_callback(lambda _: stream.close())
+        listening = asyncio.create_task(self._listen(request_iterator, stream))
+        try:
+            accepted = decoder_pb2.GenerateAccepted(decoder_epoch=self._description.epoch)
+            yield decoder_pb2.GenerateResponse(accepted=accepted)
+            done = False
+            while not done:
+                for event in await stream.next():
+                    response = to_response(event)
+                    yield response
+                    done = response.HasField("done")
+        finally:
+            listening.cancel()
+            stream.close()
+
+    async def _listen(
+        self, messages: AsyncIterator[decoder_pb2.GenerateRequest], stream: EventStream
+    ) -> None:
+        """Passes on what the gateway says later; half-closing means nothing."""
+        try:
+            async for message in messages:
+                self._client.tell(to_command(stream.request_id, message))
+        except ChiasmError as error:
+            self._client.tell(AbortRequest(stream.request_id))
+            stream.put(RequestFailed(error))
+
+    async def Describe(
+        self, request: common_pb2.DescribeRequest, context: Context
+    ) -> common_pb2.Description:
+        """Who this decoder is and what it takes."""
+        return self._description
+
+    async def WatchLoad(
+        self, request: common_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncIterator[common_pb2.Load]:
+        """One line per interval until the caller goes."""
+        interval_ms = max(request.interval_ms or _DEFAULT_INTERVAL_MS, _LEAST_INTERVAL_MS)
+        while True:
+            yield self._load()
+            await asyncio.sleep(interval_ms / 1e3)
+
+    def _load(self) -> common_pb2.Load:
+        load = self._client.load
+        return common_pb2.Load(
+            running=load.running,
+            waiting=max(0, self._client.num_waiting),
+            embedding_bytes_free=load.slab_pages_free * self._page_bytes,
+            embedding_bytes_total=self._pages * self._page_bytes,
+            waiting_tokens=load.waiting_tokens,
+            kv_usage_ratio=load.kv_usage_ratio,
+            draining=self._client.draining,
+        )
