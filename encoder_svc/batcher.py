@@ -111,7 +111,7 @@ class Batcher:
         return True
 
     def drop(self, job: int) -> None:
-        """Forgets a job: cancelled or failed. What it has in preparation or in a forward is void."""
+        """Forgets a job, cancelled or failed. What is in preparation or in a forward is void."""
         state = self._jobs.pop(job, None)
         if state is None:
             return

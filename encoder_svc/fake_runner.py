@@ -1,4 +1,4 @@
-"""A runner without a tower, for tests of everything around it: its rows are a hash of the patches."""
+"""A runner without a tower, for tests of everything around it. Its rows tell the patches apart."""
 
 from __future__ import annotations
 

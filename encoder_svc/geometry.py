@@ -47,7 +47,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one job covers: groups [begin, end) of the medium, each of `group` = 1 x h x w patches."""
+    """What one job covers: groups [begin, end) of a medium, each `group` = 1 x h x w patches."""
 
     begin: int
     end: int

@@ -1,4 +1,4 @@
-"""What crosses the seam between the encoder's engine (which makes rows) and its store (which keeps them).
+"""What crosses the seam between the engine, which makes rows, and the store, which keeps them.
 
 Frozen values and two protocols; no torch, no grpc.
 """
@@ -63,8 +63,8 @@ class RowBuffer(Protocol):
 class Sink(Protocol):
     """Whom the engine tells. Every call comes on the event loop's thread.
 
-    For each job: `segment_ready` once per segment in order, then `finished`; or `failed` at any time.
-    Nothing comes after `EncoderEngine.cancel(key)` has returned.
+    For each job: `segment_ready` once per segment in order, then `finished`; or `failed` at any
+    time. Nothing comes after `EncoderEngine.cancel(key)` has returned.
     """
 
     def segment_ready(self, key: bytes, segment: int, rows: Span, buffer: RowBuffer) -> None:

@@ -44,7 +44,7 @@ class TensorRows:
         rows = self._bytes[begin:end].flatten()
         if rows.is_cuda:
             rows = _to_host(rows)
-        return memoryview(rows.numpy())
+        return rows.numpy().data
 
 
 class TowerRunner:
@@ -71,8 +71,8 @@ class TowerRunner:
         """Loads a checkpoint's tower; arguments as in `EncoderConfig`. Raises ValueError."""
         where = resolve_device(device)
         kind = resolve_dtype(dtype, where)
-        tower = load_tower(model_dir, device=where, dtype=kind)
-        return cls(tower, row_dtype=kind if row_dtype == "auto" else resolve_dtype(row_dtype, where))
+        leaving = kind if row_dtype == "auto" else resolve_dtype(row_dtype, where)
+        return cls(load_tower(model_dir, device=where, dtype=kind), row_dtype=leaving)
 
     @property
     def family(self) -> str:

@@ -1,7 +1,7 @@
 """Reads the vision tower's tensors from a checkpoint's safetensors files, and no others.
 
-Every parameter must be found and every tensor of the tower must be used: a half-loaded tower answers
-with confident nonsense.
+Every parameter must be found and every tensor of the tower must be used: a half-loaded tower
+answers with confident nonsense.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class VisionConfig:
             ),
             window_size=int(config.get("window_size", 112)),
             # Some files hold them as strings; compared as such, every block would be windowed.
-            full_blocks=frozenset(int(i) for i in config.get("fullatt_block_indexes", (7, 15, 23, 31))),
+            full_blocks=frozenset(map(int, config.get("fullatt_block_indexes", (7, 15, 23, 31)))),
             rope_theta=float(rope.get("rope_theta", 10000.0)),
         )
 
@@ -180,7 +180,8 @@ class Block(nn.Module):
     def forward(self, x_NC: Tensor, segments: Segments, angles: tuple[Tensor, Tensor]) -> Tensor:
         """Returns [N, C]."""
         x_NC = x_NC + self.attn(self.norm1(x_NC), segments, angles)
-        return x_NC + self.mlp(self.norm2(x_NC))
+        out: Tensor = x_NC + self.mlp(self.norm2(x_NC))
+        return out
 
 
 class PatchMerger(nn.Module):
@@ -244,7 +245,8 @@ class _Layout:
         )
 
     def to_windows(self, x_NC: Tensor) -> Tensor:
-        return x_NC.unflatten(0, (-1, self.cell))[self.order_R].flatten(0, 1)
+        cells: Tensor = x_NC.unflatten(0, (-1, self.cell))
+        return cells[self.order_R].flatten(0, 1)
 
 
 def _window_order(height: int, width: int, side: int) -> tuple[Tensor, list[int]]:
@@ -271,5 +273,5 @@ def _coordinates(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_cell(plane: Tensor, merge: int) -> Tensor:
-    cells = plane.unflatten(0, (-1, merge)).unflatten(2, (-1, merge))
+    cells: Tensor = plane.unflatten(0, (-1, merge)).unflatten(2, (-1, merge))
     return cells.transpose(1, 2).reshape(-1, merge * merge)

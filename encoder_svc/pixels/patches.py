@@ -1,6 +1,6 @@
 """RGB frames to flattened patches, bit-equal to the PIL reference.
 
-Shape suffixes: T frames of a temporal patch, H W grid cells, m merge cells, p patch pixels, C channels.
+Shape letters: T frames of a temporal patch, H W grid, m merge cells, p patch pixels, C channels.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class Patchifier:
         """
         geometry = self._settings.geometry
         T, p, m = geometry.temporal_patch, geometry.patch, geometry.merge
-        stack = np.stack(frames) if len(frames) > 1 else np.broadcast_to(
-            frames[0], (T, *frames[0].shape)
+        stack = (
+            np.stack(frames)
+            if len(frames) > 1
+            else np.broadcast_to(frames[0], (T, *frames[0].shape))
         )
         count, height, width, channels = stack.shape
         assert count % T == 0

@@ -73,9 +73,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return config
 
 
-def _triple(
-    config: dict[str, Any], key: str, default: tuple[float, ...]
-) -> tuple[float, ...]:
+def _triple(config: dict[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
     values = tuple(float(v) for v in config.get(key) or default)
     if len(values) != len(default):
         raise ValueError(f"preprocessor config: {key} needs {len(default)} values")

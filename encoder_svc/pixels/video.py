@@ -93,7 +93,7 @@ def decode_frames(
         raise InvalidMedia(f"{_NO_STREAM} in a file of type {media_type or 'unknown'}")
     decoder: _Decoder | None = None
     try:
-        with av.open(io.BytesIO(media), format=demuxer) as container:
+        with av.open(io.BytesIO(media), mode="r", format=demuxer) as container:
             stream = _video_stream(container)
             _check_header(stream, height=height, width=width)
             timeline = _read_timeline(container, stream, demuxer)
@@ -201,8 +201,9 @@ class _Decoder:
     def _restart(self) -> None:
         """Opens the file anew: not every demuxer can seek back to its first packet."""
         self.close()
-        self._container = av.open(io.BytesIO(self._media), format=self._demuxer)
-        self._stream = _video_stream(self._container)
+        container = av.open(io.BytesIO(self._media), mode="r", format=self._demuxer)
+        self._container = container
+        self._stream = _video_stream(container)
         self._stream.thread_type = "AUTO"
         self._stream.codec_context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
         self._begin(self._timeline.pts[0])
@@ -264,6 +265,6 @@ class _Decoder:
 def _to_picture(frame: VideoFrame) -> Image.Image:
     if frame.width * frame.height > MAX_SOURCE_PIXELS:
         raise TooLarge(f"a frame of {frame.width}x{frame.height} pixels is too large")
-    picture = frame.to_image()
+    picture: Image.Image = frame.to_image()
     turn = _TURNS.get(round(frame.rotation) % 360)
     return picture if turn is None else picture.transpose(turn)

@@ -87,9 +87,7 @@ def test_from_a_file() -> None:
 def test_clip_frames_equal_pictures() -> None:
     """Row by row: temporal slice k of a clip's patch is that of frame k as a still picture."""
     patchifier = Patchifier(SETTINGS)
-    frames = [
-        patchifier.resize(picture(112 + i, 140), height=112, width=140) for i in range(4)
-    ]
+    frames = [patchifier.resize(picture(112 + i, 140), height=112, width=140) for i in range(4)]
     clip = patchifier.patchify(frames).reshape(2, -1, 3, 2, 14, 14)
     for index, frame in enumerate(frames):
         still = patchifier.patchify([frame]).reshape(-1, 3, 2, 14, 14)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`count` segments of equal `length`. `where` picks their tokens, segment after segment: a slice
-    where they lie side by side, else indices."""
+    """`count` segments of equal `length`.
+
+    `where` picks their tokens, segment after segment: a slice where they lie side by side.
+    """
 
     where: slice | Tensor
     count: int

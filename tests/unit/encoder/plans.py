@@ -58,7 +58,9 @@ def video_plan(
     )
 
 
-def job(plan: MediaPlan, media: bytes, *, frames: Span | None = None, priority: int = 0) -> EncodeJob:
+def job(
+    plan: MediaPlan, media: bytes, *, frames: Span | None = None, priority: int = 0
+) -> EncodeJob:
     """A job with a key of its own."""
     rows = Span(0, plan.num_rows)
     if frames is not None:

@@ -39,7 +39,9 @@ KINDS = {
 }
 
 
-def decode(data: bytes, indices: tuple[int, ...], media_type: str = "video/mp4") -> list[int | None]:
+def decode(
+    data: bytes, indices: tuple[int, ...], media_type: str = "video/mp4"
+) -> list[int | None]:
     frames = decode_frames(data, media_type, indices, height=HEIGHT, width=WIDTH)
     return [None if frame is None else number(frame) for frame in frames]
 
