@@ -81,7 +81,7 @@ class MediaFetcher:
         url = (part.url or "").strip()
         if len(url) > _MAX_URL_CHARS:
             raise InvalidMedia("the URL is too long", param=part.param)
-        if urlsplit(url).scheme == "file":
+        if url[:5].lower() == "file:":
             data = await asyncio.to_thread(self._read_file, url, limit, part.param)
             reserve(len(data))
             return data
@@ -129,10 +129,12 @@ class MediaFetcher:
 
     def _read_file(self, url: str, limit: int, param: str) -> bytes:
         """Below the allowed root only, symlinks resolved before the comparison."""
-        parts = urlsplit(url)
-        if self._root is None or parts.netloc not in ("", "localhost"):
+        if self._root is None:
             raise InvalidMedia("file URLs are not allowed here", param=param)
         try:
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost"):
+                raise InvalidMedia("file URLs name no host", param=param)
             path = Path(unquote(parts.path)).resolve(strict=True)
             if not path.is_relative_to(self._root) or not path.is_file():
                 raise InvalidMedia(CANNOT_FETCH, param=param)

@@ -22,7 +22,8 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 CANNOT_FETCH = "the medium cannot be fetched from this URL"
 """The one message for every host that may not, or cannot, be reached."""
 
-_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+# IPv4 behind a translator (NAT64) or in the long dead compatible form: never dialled.
+_TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
 _NUMERIC_HOST = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 _ENDS_NUMERIC = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.IGNORECASE)
 _SCHEMES = ("http", "https")
@@ -46,17 +47,15 @@ async def system_lookup(host: str, port: int) -> Sequence[str]:
 def is_public(address: IPAddress) -> bool:
     """Whether the address, and any IPv4 address wrapped in it, is on the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
-        if address.scope_id is not None:
-            return False
-        wrapped = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if any(address in network for network in _NAT64):
-            wrapped.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if not address.ipv4_mapped and int(address) >> 32 == 0:  # IPv4-compatible, ::1, ::
-            return False
+        if address.ipv4_mapped is not None:
+            return address.scope_id is None and is_public(address.ipv4_mapped)
+        wrapped = (address.sixtofour, *(address.teredo or ()))
         if any(inner is not None and not is_public(inner) for inner in wrapped):
             return False
-        if address.ipv4_mapped:
-            return True
+        if address.scope_id is not None or address.is_site_local:
+            return False
+        if any(address in network for network in _TRANSLATED):
+            return False
     return address.is_global and not (
         address.is_multicast or address.is_reserved or address.is_unspecified
     )

@@ -8,14 +8,31 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+import zlib
 from dataclasses import dataclass
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from chiasm.errors import InvalidMedia, TooLarge
 from chiasm.plan import Modality
 from gateway.media.sniff import IMAGE_FORMATS, sniff
 from gateway.media.video import read_video
+
+# What Pillow's header parsers raise on hostile or broken bytes.
+BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
 
 _ORIENTATION_TAG = 0x0112
 _TURNED = (5, 6, 7, 8)
@@ -73,7 +90,7 @@ def _image_size(data: bytes, media_type: str, param: str) -> tuple[int, int]:
                 turned = media_type != "image/tiff" and _orientation(image, data) in _TURNED
     except Image.DecompressionBombError:
         raise TooLarge("the picture has too many pixels", param=param) from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, struct.error, EOFError):
+    except BROKEN:
         raise InvalidMedia(f"the {media_type} header cannot be read", param=param) from None
     if width < 1 or height < 1:
         raise InvalidMedia("the picture has no pixels", param=param)
@@ -89,7 +106,7 @@ def _orientation(image: Image.Image, data: bytes) -> int:
     try:
         # PngImageFile.getexif would decode the whole picture; the base class does not.
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG, 1)
-    except (OSError, ValueError, SyntaxError, struct.error, KeyError, TypeError):
+    except BROKEN:
         return 1  # broken EXIF is ignored, as decoders do
     return value if isinstance(value, int) else 1
 

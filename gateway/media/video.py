@@ -10,15 +10,13 @@ import math
 from dataclasses import dataclass
 
 import av
-from av.container import InputContainer, OutputContainer
+from av.container import InputContainer
 from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from chiasm.errors import InvalidMedia
 from gateway.media.sniff import VIDEO_FORMATS
-
-AnyContainer = InputContainer | OutputContainer  # as av.open is typed
 
 _NO_VIDEO = "no decodable video stream"
 _MAX_FRAMES = 4_000_000  # 18 hours at 60 frames/s
@@ -43,6 +41,7 @@ def read_video(data: bytes, media_type: str, *, param: str) -> Clip:
     """
     try:
         with av.open(io.BytesIO(data), format=VIDEO_FORMATS[media_type]) as container:
+            assert isinstance(container, InputContainer), "opened for reading"
             stream = _pick(container)
             if stream is None:
                 raise InvalidMedia(_NO_VIDEO, param=param)
@@ -79,7 +78,7 @@ class _Turns:
             pass  # a broken first packet: the encoder finds out and judges
 
 
-def _pick(container: AnyContainer) -> VideoStream | None:
+def _pick(container: InputContainer) -> VideoStream | None:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             return stream
@@ -87,7 +86,7 @@ def _pick(container: AnyContainer) -> VideoStream | None:
 
 
 def _frame_times(
-    container: AnyContainer, stream: VideoStream, turns: _Turns
+    container: InputContainer, stream: VideoStream, turns: _Turns
 ) -> tuple[list[float], float]:
     """Times in display order from 0, and how long the last frame stays, in seconds."""
     base = float(stream.time_base) if stream.time_base else 0.0

@@ -1,0 +1,138 @@
+"""The fleet: described, verified, watched; gone and back again (E04)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from chiasm.config import GatewayConfig
+from chiasm.fakes import FakeDecoder, FakeEncoder
+from chiasm.fakes.serving import serving
+from chiasm.rows import RowFormat
+from chiasm.v1 import common_pb2
+from gateway.discovery import Fleet, StaticDiscovery, discovery_for
+from gateway.messages import JobDone
+from tests.unit.gateway_core.conftest import EXPECTED, RigMaker, chat, collect, picture, png
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_an_encoder_that_returns_is_used_again_with_its_new_epoch(
+    make_rig: RigMaker,
+) -> None:
+    rig = await make_rig()
+    server = rig.servers[id(rig.encoders[0])]
+    old = rig.fleet.encoders.endpoints[0]
+    await server.stop()
+    await until(lambda: not rig.fleet.encoders.endpoints)
+    assert not rig.pipeline.readiness().images
+    assert rig.pipeline.readiness().text
+    replacement = FakeEncoder()
+    replacement.description = rig.encoders[0].description
+    async with serving(replacement, port=server.port):
+        events = await collect(rig.pipeline, chat(picture(png())))  # waits for it
+        assert isinstance(events[-1], JobDone)
+        assert rig.fleet.encoders.endpoints[0].epoch == replacement.epoch != old.epoch
+        assert rig.pipeline.readiness().images
+
+
+@pytest.mark.parametrize("field", ["processor", "tokenizer", "family", "role"])
+async def test_peers_that_do_not_fit_are_not_used(make_rig: RigMaker, field: str) -> None:
+    rig = await make_rig()
+    good = rig.encoders[0].description if field == "processor" else rig.decoders[0].description
+    bad = common_pb2.Description()
+    bad.CopyFrom(good)
+    peer: FakeEncoder | FakeDecoder = FakeDecoder()
+    if field in ("processor", "role"):
+        peer = FakeEncoder()
+    if field in ("processor", "tokenizer"):
+        setattr(bad.digests, field, b"other")
+    elif field == "family":
+        bad.family = "other"
+    peer.description = bad
+    async with serving(peer) as server:
+        encoder = field == "processor"
+        fleet = Fleet(
+            StaticDiscovery(
+                encoders=(server.address,) if encoder else (),
+                decoders=() if encoder else (server.address,),
+            ),
+            EXPECTED,
+        )
+        fleet.start()
+        try:
+            await until(lambda: "is needed" in str(fleet.readiness().endpoints))
+            assert not fleet.encoders.endpoints
+            assert not fleet.decoders.endpoints
+        finally:
+            await fleet.close()
+
+
+async def test_an_encoder_of_other_rows_is_not_ready_for_images(make_rig: RigMaker) -> None:
+    rig = await make_rig(encoders=[FakeEncoder(row_format=RowFormat(16, 1, "float32"))])
+    assert not rig.pipeline.readiness().images
+    assert rig.pipeline.readiness().text
+
+
+async def test_workers_behind_a_base_port_are_called_directly(make_rig: RigMaker) -> None:
+    rig = await make_rig(encoders=2)
+    base = FakeEncoder()
+    base.description.CopyFrom(rig.encoders[0].description)
+    for encoder in rig.encoders:
+        address = rig.servers[id(encoder)].address
+        base.description.workers.append(common_pb2.Worker(address=address, epoch=encoder.epoch))
+    async with serving(base) as server:
+        fleet = Fleet(StaticDiscovery(encoders=(server.address,), decoders=()), EXPECTED)
+        fleet.start()
+        try:
+            await until(lambda: len(fleet.encoders.endpoints) == 2)
+            assert server.address not in {e.address for e in fleet.encoders.endpoints}
+        finally:
+            await fleet.close()
+
+
+async def test_load_reaches_the_router(make_rig: RigMaker) -> None:
+    rig = await make_rig()
+    rig.encoders[0].load.draining = True
+    await until(lambda: rig.fleet.encoders.pick(b"x", 1) is None)
+    rig.encoders[0].load.draining = False
+    await until(lambda: rig.fleet.encoders.pick(b"x", 1))
+
+
+async def test_unreachable_peers_are_tried_for_ever() -> None:
+    encoder = FakeEncoder()
+    async with serving(encoder) as server:
+        port = server.port
+    fleet = Fleet(StaticDiscovery(encoders=(f"127.0.0.1:{port}",), decoders=()), EXPECTED)
+    fleet.start()
+    try:
+        await until(lambda: fleet.readiness().endpoints)
+        await asyncio.sleep(0.3)
+        assert not fleet.encoders.endpoints
+        encoder.description.family = EXPECTED.family
+        encoder.description.digests.processor = EXPECTED.processor
+        async with serving(encoder, port=port):
+            await until(lambda: fleet.encoders.endpoints, 8.0)
+    finally:
+        await fleet.close()
+
+
+def test_settings() -> None:
+    config = GatewayConfig(model="demo", decoder_urls=("127.0.0.1:1",))
+    assert discovery_for(config)
+    for changes in (
+        {"discovery": "dns"},
+        {"discovery": "kubernetes"},
+        {"decoder_urls": ()},
+        {"decoder_urls": ("nowhere",)},
+        {"encoder_urls": ("http://x:1",)},
+    ):
+        fields = {"model": "demo", "decoder_urls": ("127.0.0.1:1",), **changes}
+        with pytest.raises(ValueError, match=r"discovery|decoder-urls|address"):
+            discovery_for(GatewayConfig(**fields))

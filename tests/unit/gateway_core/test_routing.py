@@ -1,0 +1,210 @@
+"""Routing policy: affinity, bounded load, ejection and return. No sockets, no waiting."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from chiasm.rows import RowFormat
+from gateway.routing import Charge, DecoderRouter, EncoderRouter, Endpoint, prefix_key
+from gateway.routing.base import FIRST_BACK_OFF_S, MAX_AGE_S, Advice
+
+ROWS = RowFormat(8, 1, "float32")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def endpoint(name: str, *, epoch: int = 1, rows: RowFormat = ROWS, tower: bytes = b"t") -> Endpoint:
+    return Endpoint(name, name, name, epoch, rows, tower, 4096)
+
+
+def encoders(n: int) -> tuple[EncoderRouter, Clock]:
+    clock = Clock()
+    router = EncoderRouter(clock=clock)
+    for index in range(n):
+        router.join(endpoint(f"e{index}"))
+    return router, clock
+
+
+def digest(index: int) -> bytes:
+    return index.to_bytes(32, "big")
+
+
+def test_the_same_digest_goes_to_the_same_encoder_and_few_move_when_one_leaves() -> None:
+    router, _ = encoders(4)
+    before = {i: router.pick(digest(i), 10) for i in range(400)}
+    assert before == {i: router.pick(digest(i), 10) for i in range(400)}
+    shares = Counter(e.address for e in before.values())
+    assert min(shares.values()) > 60
+    router.leave("e2")
+    after = {i: router.pick(digest(i), 10) for i in range(400)}
+    assert all(before[i] == after[i] for i in before if before[i].address != "e2")
+
+
+def test_load_is_bounded_and_weighed_in_patches() -> None:
+    router, _ = encoders(3)
+    charges = []
+    for index in range(90):
+        found = router.pick(digest(index), 100)
+        charges.append((found.address, router.book(found, digest(index), 100)))
+    shares = Counter(address for address, _ in charges)
+    assert max(shares.values()) <= 1.25 * 30 + 1
+    for _, charge in charges:
+        charge.release()
+        charge.release()
+    router.check()
+
+
+def test_a_digest_under_way_is_joined_however_busy_its_encoder() -> None:
+    router, _ = encoders(3)
+    first = router.pick(digest(1), 100)
+    charges = [router.book(first, digest(1), 100)]
+    for _ in range(50):
+        found = router.pick(digest(1), 100)
+        assert found == first
+        charges.append(router.book(found, digest(1), 100))
+    busy = router.charge(first.address, 10**6)
+    assert router.pick(digest(1), 100) == first
+    for charge in charges:
+        charge.release()
+    assert router.pick(digest(1), 100) != first
+    busy.release()
+    router.check()
+
+
+def test_failures_eject_for_a_growing_time_and_success_forgets_them() -> None:
+    router, clock = encoders(1)
+    only = router.endpoints[0]
+    for round_ in range(3):
+        router.failed(only)
+        assert router.pick(digest(1), 1) is None
+        clock.now += FIRST_BACK_OFF_S * 2**round_ * 0.99
+        assert router.pick(digest(1), 1) is None
+        clock.now += FIRST_BACK_OFF_S * 2**round_ * 0.02
+        assert router.pick(digest(1), 1) == only
+    router.succeeded(only)
+    router.failed(only)
+    clock.now += FIRST_BACK_OFF_S * 1.01
+    assert router.pick(digest(1), 1) == only
+
+
+def test_another_epoch_is_another_process() -> None:
+    router, _ = encoders(1)
+    old = router.endpoints[0]
+    router.failed(old)
+    router.join(endpoint("e0", epoch=2))
+    assert router.pick(digest(1), 1, exclude=[old]).epoch == 2
+    router.failed(old)  # late news about the old one
+    assert router.pick(digest(1), 1).epoch == 2
+
+
+def test_advice_counts_while_fresh_and_draining_encoders_get_nothing() -> None:
+    router, clock = encoders(2)
+    owner = router.pick(digest(1), 10)
+    router.advise(owner.address, Advice(10**6))
+    assert router.pick(digest(1), 10) != owner
+    clock.now += MAX_AGE_S + 1
+    assert router.pick(digest(1), 10) == owner
+    router.advise(owner.address, Advice(0, draining=True))
+    assert router.pick(digest(1), 10) != owner
+
+
+def test_only_fitting_encoders_of_one_tower() -> None:
+    router, _ = encoders(2)
+    router.join(endpoint("other", tower=b"u"))
+    router.join(endpoint("wide", rows=RowFormat(16, 1, "float32")))
+    decoder = endpoint("d", tower=b"")
+    assert router.tower_for(decoder) == b"t"
+    for index in range(50):
+        found = router.pick(digest(index), 1, fits=decoder, tower=b"t")
+        assert found.address in ("e0", "e1")
+    assert router.tower_for(endpoint("d", rows=RowFormat(32, 1, "float32"))) is None
+    assert router.pick(digest(1), 1, fits=endpoint("d", tower=b"v")) is None
+
+
+def test_decoders_by_prefix_until_too_busy() -> None:
+    router = DecoderRouter(clock=Clock())
+    for name in ("d0", "d1", "d2"):
+        router.join(endpoint(name))
+    key = prefix_key(b"", range(1000), [])
+    owner = router.pick(key, tokens=1000)
+    assert all(router.pick(key, tokens=1000) == owner for _ in range(10))
+    charge = router.charge(owner.address, 50_000)
+    other = router.pick(key, tokens=1000)
+    assert other != owner
+    assert router.pick(key, tokens=1000, exclude=[other]) not in (other, None)
+    charge.release()
+    assert router.pick(key, tokens=1000) == owner
+    router.advise(owner.address, Advice(0, usage=1.0))
+    assert router.pick(key, tokens=1000) != owner
+    router.check()
+
+
+def test_prefix_keys() -> None:
+    same = prefix_key(b"s", range(300), [(5, b"a")])
+    assert same == prefix_key(b"s", range(1000), [(5, b"a"), (700, b"z")])
+    assert same != prefix_key(b"u", range(300), [(5, b"a")])
+    assert same != prefix_key(b"s", range(300), [(5, b"b")])
+    assert same != prefix_key(b"s", range(1, 300), [(5, b"a")])
+
+
+class Routing(RuleBasedStateMachine):
+    """Whatever happens, charges come back to nothing and an open seat is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.clock = encoders(0)
+        self.charges: list[Charge] = []
+
+    @rule(name=st.sampled_from("abcd"), epoch=st.integers(1, 3))
+    def join(self, name: str, epoch: int) -> None:
+        self.router.join(endpoint(name, epoch=epoch))
+
+    @rule(name=st.sampled_from("abcd"))
+    def leave(self, name: str) -> None:
+        self.router.leave(name)
+
+    @precondition(lambda self: self.router.endpoints)
+    @rule(item=st.integers(0, 5), patches=st.integers(1, 1000), fails=st.booleans())
+    def work(self, item: int, patches: int, fails: bool) -> None:
+        found = self.router.pick(digest(item), patches)
+        if found is None:
+            return
+        assert found in self.router.endpoints
+        self.charges.append(self.router.book(found, digest(item), patches))
+        (self.router.failed if fails else self.router.succeeded)(found)
+
+    @precondition(lambda self: self.charges)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        charge = self.charges.pop(data.draw(st.integers(0, len(self.charges) - 1)))
+        charge.release()
+        charge.release()
+
+    @rule(seconds=st.floats(0, 60))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @invariant()
+    def holds(self) -> None:
+        self.router.check()
+
+    def teardown(self) -> None:
+        for charge in self.charges:
+            charge.release()
+        self.router.check()
+        self.clock.now += 1000
+        if self.router.endpoints:
+            assert self.router.pick(digest(9), 1) is not None
+
+
+TestRouting = Routing.TestCase
+TestRouting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
