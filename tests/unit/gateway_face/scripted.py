@@ -1,0 +1,106 @@
+"""A pipeline that follows a script, and the REST face over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from chiasm.checkpoint import resolve_model
+from chiasm.errors import ChiasmError, ModelNotFound
+from gateway.api.drain import Gate
+from gateway.api.keys import ApiKeys
+from gateway.api.ports import Face
+from gateway.api.rest import build_app
+from gateway.messages import (
+    ChoiceDone,
+    Delta,
+    Event,
+    FinishReason,
+    Job,
+    JobDone,
+    Readiness,
+    ServedModel,
+    Timings,
+    Usage,
+)
+from gateway.prompt import PromptBuilder
+
+PROMPTS = PromptBuilder(resolve_model("demo"))
+USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
+TIMINGS = Timings(fetch=1.0, first_token=2.5)
+
+
+@dataclass
+class ScriptedPipeline:
+    """Yields its script for every choice; remembers jobs and how each run ended."""
+
+    words: Sequence[str] = ("red", " circle")
+    fail_first: ChiasmError | None = None
+    fail_after: tuple[int, BaseException] | None = None
+    make_events: Callable[[Job], Sequence[Event]] | None = None
+    hold: asyncio.Event | None = None
+    """When set, runs wait for it after the first event."""
+    hold_first: asyncio.Event | None = None
+    """When set, runs wait for it before the first event."""
+    ready: Readiness = Readiness(True, True, ({"role": "decoder", "address": "d:1"},))
+    jobs: list[Job] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    names: tuple[str, ...] = ("demo", "demo/alias")
+
+    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+        self.jobs.append(job)
+        end = "closed"
+        try:
+            if job.model not in self.names:
+                raise ModelNotFound(f"the model {job.model!r} is not served here", param="model")
+            if self.hold_first is not None:
+                await self.hold_first.wait()
+            if self.fail_first is not None:
+                raise self.fail_first
+            for index, event in enumerate(self._events(job)):
+                if self.fail_after is not None and index == self.fail_after[0]:
+                    raise self.fail_after[1]
+                yield event
+                if self.hold is not None:
+                    await self.hold.wait()
+            end = "finished"
+        except asyncio.CancelledError:
+            end = "cancelled"
+            raise
+        finally:
+            self.ends.append(end)
+
+    def models(self) -> list[ServedModel]:
+        return [ServedModel(name, 1_700_000_000, 8192) for name in self.names]
+
+    def readiness(self) -> Readiness:
+        return self.ready
+
+    def _events(self, job: Job) -> Sequence[Event]:
+        if self.make_events is not None:
+            return self.make_events(job)
+        events: list[Event] = []
+        for word in self.words:
+            events += [Delta(c, word, (1,)) for c in range(job.sampling.n)]
+        events += [ChoiceDone(c, FinishReason.STOP) for c in range(job.sampling.n)]
+        return [*events, JobDone(USAGE, TIMINGS)]
+
+
+def make_face(pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20) -> Face:
+    return Face(
+        pipeline=pipeline, prompts=PROMPTS, keys=keys or ApiKeys(), max_body_bytes=max_body
+    )
+
+
+def client_of(face: Face, gate: Gate | None = None) -> httpx.AsyncClient:
+    """The REST face without a socket. Streams come as a whole."""
+    transport = httpx.ASGITransport(build_app(face, gate or Gate()), raise_app_exceptions=True)
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+def chat(content: object = "hi", **fields: object) -> dict[str, object]:
+    """A chat body."""
+    return {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
