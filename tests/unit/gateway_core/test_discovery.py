@@ -42,14 +42,14 @@ async def test_an_encoder_that_returns_is_used_again_with_its_new_epoch(
         assert rig.pipeline.readiness().images
 
 
-@pytest.mark.parametrize("field", ["processor", "tokenizer", "family", "role"])
+@pytest.mark.parametrize("field", ["processor", "tokenizer", "family"])
 async def test_peers_that_do_not_fit_are_not_used(make_rig: RigMaker, field: str) -> None:
     rig = await make_rig()
     good = rig.encoders[0].description if field == "processor" else rig.decoders[0].description
     bad = common_pb2.Description()
     bad.CopyFrom(good)
     peer: FakeEncoder | FakeDecoder = FakeDecoder()
-    if field in ("processor", "role"):
+    if field == "processor":
         peer = FakeEncoder()
     if field in ("processor", "tokenizer"):
         setattr(bad.digests, field, b"other")
