@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 from asyncio import StreamReader
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from chiasm.cli.failure import CommandFailed
@@ -56,16 +57,23 @@ class Child:
         """Starts the process; does not wait until it is ready."""
         parent = os.getpid()
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,  # a Ctrl-C reaches us alone; we end children in order
-            preexec_fn=lambda: _die_with(parent),
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        self._end = asyncio.create_task(self._watch(self._process))
+        # Pipes of our own: with asyncio's, waiting for the process would also wait for whatever it
+        # started and left behind holding them.
+        out, err = await _open_pipe(), await _open_pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out.write_fd,
+                stderr=err.write_fd,
+                start_new_session=True,  # a Ctrl-C reaches us alone; we end children in order
+                preexec_fn=lambda: _die_with(parent),
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        finally:
+            os.close(out.write_fd)
+            os.close(err.write_fd)
+        self._end = asyncio.create_task(self._watch(self._process, (out.reader, err.reader)))
 
     async def ready(self) -> Mapping[str, str]:
         """The fields of the ready line.
@@ -97,9 +105,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):  # all gone
             os.killpg(self.pid, number)
 
-    async def _watch(self, process: Process) -> int:
-        assert process.stdout is not None and process.stderr is not None
-        readers = [asyncio.create_task(self._read(s)) for s in (process.stdout, process.stderr)]
+    async def _watch(self, process: Process, streams: Sequence[StreamReader]) -> int:
+        readers = [asyncio.create_task(self._read(stream)) for stream in streams]
         code = await process.wait()
         self.signal_group(signal.SIGKILL)  # what it left behind, and what would hold the pipes
         await asyncio.wait(readers)
@@ -118,6 +125,22 @@ class Child:
 def describe_exit(code: int) -> str:
     """`exit code 1` or `killed by SIGKILL`."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    reader: StreamReader
+    write_fd: int
+
+
+async def _open_pipe() -> _Pipe:
+    loop = asyncio.get_running_loop()
+    reader = StreamReader()
+    read_fd, write_fd = os.pipe()
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb", buffering=0)
+    )
+    return _Pipe(reader, write_fd)
 
 
 async def _lines(stream: StreamReader) -> AsyncIterator[str]:

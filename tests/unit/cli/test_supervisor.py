@@ -1,4 +1,4 @@
-"""Real child processes: ready lines, restarts on the same port, and ends that leave nothing behind."""
+"""Real child processes: ready lines, restarts on one port, ends that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -142,39 +142,50 @@ async def test_an_endless_line_is_cut_not_refused() -> None:
     assert seen[-1] == "end"
 
 
-def test_children_and_grandchildren_of_a_killed_child_or_parent_die(tmp_path: Path) -> None:
-    child = "import subprocess, sys, time; " + (
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
-        "print('chiasm-ready grandchild=' + str(p.pid), flush=True); time.sleep(600)"
-    )
-    parent = textwrap.dedent(
-        f"""
-        import asyncio, sys
-        from chiasm.cli.child import Child
-        async def main():
-            child = Child("a", (sys.executable, "-c", {child!r}), relay=lambda line: None)
-            await child.start()
-            ready = await child.ready()
-            print(child.pid, ready["grandchild"], flush=True)
-            await child.wait()
-            print("ended", flush=True)
-            sys.stdin.read()
-        asyncio.run(main())
-        """
-    )
-    for kill_parent in (False, True):
-        with subprocess.Popen(
-            [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            pid, grandchild = (int(word) for word in process.stdout.readline().split())
-            if kill_parent:
-                process.kill()
-                process.wait()
-                asyncio.run(until(lambda pid=pid: not alive(pid)))  # type: ignore[misc]
-                os.kill(grandchild, signal.SIGKILL)  # its own parent did not ask for its death
-            else:
-                os.kill(pid, signal.SIGKILL)
-                assert process.stdout.readline() == "ended\n"
-                asyncio.run(until(lambda pid=grandchild: not alive(pid)))  # type: ignore[misc]
-                process.kill()
+PARENT = textwrap.dedent(
+    """
+    import asyncio, sys
+    from chiasm.cli.child import Child
+
+    async def main():
+        code = (
+            "import subprocess, sys, time;"
+            "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+            "print('chiasm-ready grandchild=' + str(p.pid), flush=True); time.sleep(600)"
+        )
+        child = Child("a", (sys.executable, "-c", code), relay=lambda line: None)
+        await child.start()
+        ready = await child.ready()
+        print(child.pid, ready["grandchild"], flush=True)
+        await child.wait()
+        print("ended", flush=True)
+        await asyncio.sleep(600)
+
+    asyncio.run(main())
+    """
+)
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+async def test_what_a_killed_child_left_behind_is_killed(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    pid, grandchild = (int(word) for word in parent.stdout.readline().split())
+    os.kill(pid, signal.SIGKILL)
+    assert await asyncio.to_thread(parent.stdout.readline) == "ended\n"
+    await until(lambda: not alive(grandchild))
+
+
+async def test_children_die_when_their_parent_is_killed(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    pid, grandchild = (int(word) for word in parent.stdout.readline().split())
+    parent.kill()
+    await until(lambda: not alive(pid))
+    os.kill(grandchild, signal.SIGKILL)  # a service asks for the death of its own children

@@ -1,0 +1,112 @@
+# A plain Debian with Python 3.11 or later and make is enough. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+PROTO_VENV ?= .venv-proto
+# An index that has CPU builds of torch; empty = pip's own. `make setup TORCH_INDEX_URL=...`
+TORCH_INDEX_URL ?=
+MODEL ?= demo
+ENCODERS ?= 2
+PORT ?= 8000
+URL ?= http://127.0.0.1:$(PORT)
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
+STUBS := chiasm/v1
+GRPC_TOOLS := grpcio-tools==1.75.1
+
+.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs bench verify clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.stamp-dev ## Virtual environment with everything a CPU machine can use (once)
+
+demo: $(VENV)/.stamp-run ## Start all services, ask about the shipped pictures, check the answers, stop
+	@$(BIN)/chiasm demo
+
+serve: $(VENV)/.stamp-run ## Serve MODEL on PORT with ENCODERS encoders until Ctrl-C
+	@exec $(BIN)/chiasm up --model $(MODEL) --encoders $(ENCODERS) --port $(PORT)
+
+test: setup proto-tools lint imports ## Lint, import law and all tests that need no GPU: what CI runs
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-gpu: setup ## The tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+lint: setup ## ruff
+	$(BIN)/ruff check .
+
+type: setup ## mypy, strict
+	$(BIN)/mypy
+
+imports: setup ## The import law
+	@$(BIN)/lint-imports
+
+proto: proto-tools ## Generate chiasm/v1 from proto/ with the oldest tools supported
+	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. \
+		--grpc_python_out=. proto/$(STUBS)/*.proto
+	rm -f $(STUBS)/common_pb2_grpc.py
+
+proto-tools: $(PROTO_VENV)/.stamp
+
+docs: setup ## Generate docs/configuration.md
+	$(BIN)/python -m chiasm.cli.reference > docs/configuration.md
+
+bench: $(VENV)/.stamp-run ## Load a running gateway at URL and print latencies
+	@$(BIN)/chiasm bench --url $(URL)
+
+verify: lint imports type proto-tools ## Everything but the slow tests: lint, types, limits, drift
+	$(BIN)/python -m pytest tests/contract $(PYTEST_ARGS)
+
+clean: ## Remove caches and build outputs; the virtual environments stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+# --- how the environments are made -------------------------------------------------------------
+
+define make_venv
+	@if [ ! -x $(1)/bin/pip ]; then \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+			|| { echo "chiasm needs Python 3.11 or later: make PYTHON=python3.x ..." >&2; exit 1; }; \
+		if ! $(PYTHON) -c 'import ensurepip, venv' 2> /dev/null; then \
+			if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+				apt-get update -qq && apt-get install -yqq python3-venv > /dev/null; \
+			else \
+				echo "python3-venv is missing: sudo apt-get install python3-venv" >&2; exit 1; \
+			fi; \
+		fi; \
+		echo "making $(1)"; \
+		$(PYTHON) -m venv $(1); \
+	fi
+endef
+
+# torch first and by itself: as a dependency pip would choose a build of several gigabytes.
+$(VENV)/.stamp-run: pyproject.toml constraints.txt
+	$(call make_venv,$(VENV))
+	@echo "installing $(call pinned,torch)"
+	@$(PIP) install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(call pinned,torch)
+	@echo "installing chiasm and what its services need"
+	@$(PIP) install -c constraints.txt -e '.[gateway,encoder,decoder]'
+	@touch $@
+
+# torchvision (the tests' reference processors) and nixl ask for other torch builds: --no-deps.
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run
+	@echo "installing the tools of development"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-deps $(call pinned,torchvision) $(call pinned,nixl-cu13)
+	@touch $@
+
+$(PROTO_VENV)/.stamp:
+	$(call make_venv,$(PROTO_VENV))
+	@echo "installing $(GRPC_TOOLS)"
+	@$(PROTO_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(GRPC_TOOLS)
+	@touch $@
