@@ -168,6 +168,7 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         timeout_keep_alive=75,

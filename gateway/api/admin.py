@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from chiasm.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.api.answer import face_of
-from gateway.api.body import OFF_LOOP_BYTES, read_body
+from gateway.api.body import read_body
 from gateway.api.jobs import chat_messages
 from gateway.api.openai_schema import DetokenizeBody, TokenizeBody
 from gateway.api.openapi import docs_page, takes
@@ -49,8 +49,7 @@ async def tokenize(request: Request) -> Response:
     model = _find(face, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    large = len(body.prompt or "") > OFF_LOOP_BYTES
-    ids = await asyncio.to_thread(_encode, face, body) if large else _encode(face, body)
+    ids = await asyncio.to_thread(_encode, face, body)
     return _json({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids})
 
 

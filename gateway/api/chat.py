@@ -20,8 +20,11 @@ router = APIRouter()
 async def chat_completions(request: Request) -> Response:
     """An answer to a conversation with pictures and clips, whole or as a stream of events.
 
-    With `return_timings` the answer (in a stream its last chunk) says where the time went, in
-    milliseconds.
+    `max_tokens` (or `max_completion_tokens`) beyond the context is cut to what is left of it, and
+    that is also the default. Text ends before the leftmost stop string; a character the model did
+    not finish is dropped. An error after the first event is the stream's last event. Unknown fields
+    are ignored; known ones that are not supported are refused by name. With `return_timings` the
+    answer (in a stream its last chunk) says where the time went, in milliseconds.
     """
     face = face_of(request)
     body = await read_body(request, ChatBody, max_bytes=face.max_body_bytes)

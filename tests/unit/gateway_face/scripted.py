@@ -89,10 +89,10 @@ class ScriptedPipeline:
         return [*events, JobDone(USAGE, TIMINGS)]
 
 
-def make_face(pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20) -> Face:
-    return Face(
-        pipeline=pipeline, prompts=PROMPTS, keys=keys or ApiKeys(), max_body_bytes=max_body
-    )
+def make_face(
+    pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20
+) -> Face:
+    return Face(pipeline=pipeline, prompts=PROMPTS, keys=keys or ApiKeys(), max_body_bytes=max_body)
 
 
 def client_of(face: Face, gate: Gate | None = None) -> httpx.AsyncClient:

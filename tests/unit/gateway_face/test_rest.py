@@ -463,9 +463,7 @@ async def test_the_description_is_whole_and_the_page_needs_nothing_from_elsewher
 ) -> None:
     document = (await client.get("/openapi.json")).json()
     names = set(document["components"]["schemas"])
-    refs = {
-        part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]
-    }
+    refs = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert refs <= names
     assert {CHAT, COMPLETIONS, "/v1/models", "/tokenize", "/ready"} <= set(document["paths"])
     chat_fields = document["components"]["schemas"]["ChatBody"]["properties"]

@@ -1,0 +1,134 @@
+"""C14: everything is closed without a key, whatever the spelling; health alone is open."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+
+from chiasm.errors import Unauthenticated
+from gateway.api.drain import Gate
+from gateway.api.keys import ApiKeys
+from gateway.api.rest import build_app
+from tests.unit.gateway_face.scripted import ScriptedPipeline, chat, client_of, make_face
+
+KEY, OTHER = "sk-right", "sk-other"
+KEYS = ApiKeys([hashlib.sha256(key.encode()).digest() for key in (KEY, OTHER)])
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+def all_paths() -> list[str]:
+    app = build_app(make_face(ScriptedPipeline()), Gate())
+    paths = {"/openapi.json", "/docs", *app.openapi()["paths"]}
+    return sorted(path.replace("{model_id}", "demo") for path in paths)
+
+
+def spellings(path: str) -> list[str]:
+    return [
+        path,
+        path + "/",
+        "/" + path,
+        path.upper(),
+        path.title(),
+        path + "//",
+        path.replace("/", "//"),
+        "/health/.." + path,
+        "/health" + path,
+        path + "?x=/health",
+        path + "/health",
+        path + ";/health",
+        path.replace("o", "%6f"),
+    ]
+
+
+def test_the_list_of_routes_is_the_one_we_think() -> None:
+    assert {"/v1/chat/completions", "/metrics", "/openapi.json", "/tokenize"} <= set(all_paths())
+
+
+@pytest.mark.parametrize("path", [p for p in all_paths() if p not in ("/health", "/ready")])
+async def test_no_spelling_of_a_path_is_open(path: str) -> None:
+    pipeline = ScriptedPipeline()
+    async with client_of(make_face(pipeline, keys=KEYS)) as client:
+        for spelling in spellings(path):
+            for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
+                url = httpx.URL("http://gateway" + spelling)
+                answer = await client.request(method, url, json=chat())
+                assert answer.status_code == 401, (method, spelling)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                if method != "HEAD":
+                    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert not pipeline.jobs
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_health_is_open_and_tells_no_addresses(path: str) -> None:
+    async with client_of(make_face(ScriptedPipeline(), keys=KEYS)) as client:
+        answer = await client.get(path)
+        assert answer.status_code == 200
+        assert "d:1" not in answer.text
+        assert (await client.get(path.upper())).status_code == 401
+    async with client_of(make_face(ScriptedPipeline(), keys=KEYS)) as client:
+        assert "d:1" in (await client.get("/ready", headers=BEARER)).text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", f"Basic {KEY}")],
+        [("authorization", KEY)],
+        [("authorization", "Bearer")],
+        [("authorization", "")],
+        [("authorization", f"Bearer {KEY}"), ("authorization", "Bearer wrong")],
+        [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")],
+        [("authorization", f"Bearer {hashlib.sha256(KEY.encode()).hexdigest()}")],
+        [("x-api-key", KEY)],
+    ],
+)
+async def test_wrong_keys_are_refused(headers: list[tuple[str, str]]) -> None:
+    async with client_of(make_face(ScriptedPipeline(), keys=KEYS)) as client:
+        answer = await client.post("/v1/chat/completions", json=chat(), headers=headers)
+        assert answer.status_code == 401
+
+
+async def test_right_keys_pass_and_have_tenants_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    pipeline = ScriptedPipeline()
+    async with client_of(make_face(pipeline, keys=KEYS)) as client:
+        for value in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY} ", f"Bearer {OTHER}"):
+            headers = {"authorization": value}
+            answer = await client.post("/v1/chat/completions", json=chat(), headers=headers)
+            assert answer.status_code == 200
+    salts = [job.tenant_salt for job in pipeline.jobs]
+    assert salts[0] == salts[1] == salts[2] != salts[3]
+    assert hashlib.sha256(KEY.encode()).digest() not in salts
+    assert KEY not in caplog.text
+
+
+def test_without_keys_everybody_is_let_in_and_shares_caches() -> None:
+    assert not ApiKeys().required
+    assert ApiKeys().tenant([]) == ApiKeys().tenant(["Bearer x"]) == b""
+
+
+def test_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    path.write_text(f"# team a\n\n  {digest.upper()}  \n")
+    keys = ApiKeys.from_file(str(path))
+    assert keys.required
+    assert keys.tenant([f"Bearer {KEY}"])
+    with pytest.raises(Unauthenticated):
+        keys.tenant(["Bearer x"])
+    for text, message in ((KEY, "line 1"), ("", "no key"), ("# only\n", "no key"), ("é", "read")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message) as caught:
+            ApiKeys.from_file(str(path))
+        assert KEY not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        ApiKeys.from_file(str(tmp_path / "none"))
