@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from chiasm.errors import Cancelled, ChiasmError, InvalidMedia, TooLarge
+from chiasm.errors import Cancelled, ChiasmError, InvalidMedia, InvalidRequest, TooLarge
 from chiasm.plan import Cause, MediaPlan, Span
 from encoder_svc.batcher import Batcher, Ticket
 from encoder_svc.geometry import Run, Unit, resolve_run
@@ -53,7 +53,7 @@ class _Job:
     units: tuple[Unit, ...]
     prepared: Iterator[PreparedUnit]
     cancelled: threading.Event
-    arrived: float
+    waiting_since: float
     next_row: int
     next_segment: int = 0
     ready_units: dict[int, PreparedUnit] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class EncoderEngine:
             units=units,
             prepared=self._processor.prepare(job, units, cancelled),
             cancelled=cancelled,
-            arrived=time.monotonic(),
+            waiting_since=time.monotonic(),
             next_row=job.rows.begin,
         )
         self._batcher.add(number, [unit.patches for unit in units], priority=job.priority)
@@ -161,6 +161,10 @@ class EncoderEngine:
         self._tower.shutdown(wait=False)
 
     def _resolve(self, plan: MediaPlan, frames: Span | None, rows: Span) -> Run:
+        if plan.family != self._runner.family:
+            raise InvalidRequest(
+                f"a plan of family {plan.family!r} for a tower of {self._runner.family!r}"
+            )
         return resolve_run(self._runner.geometry, plan, frames, rows)
 
     def _pump(self) -> None:
@@ -181,9 +185,10 @@ class EncoderEngine:
     async def _prepare(self, ticket: Ticket, job: _Job) -> None:
         began = time.monotonic()
         if not ticket.unit:
-            job.queue_s = began - job.arrived
+            job.queue_s += began - job.waiting_since
         outcome = await self._in_thread(self._pool, partial(_next_unit, job))
-        job.preprocess_s += time.monotonic() - began
+        job.waiting_since = time.monotonic()
+        job.preprocess_s += job.waiting_since - began
         if isinstance(outcome, Exception) and job.number in self._jobs:
             self._fail(job, *_blame(outcome))
         if self._batcher.prepared(ticket):
@@ -196,6 +201,8 @@ class EncoderEngine:
         self, batch: Sequence[Ticket], jobs: Sequence[_Job], units: Sequence[PreparedUnit]
     ) -> None:
         began = time.monotonic()
+        for ticket, job in zip(batch, jobs, strict=True):
+            job.queue_s += 0.0 if ticket.unit else began - job.waiting_since
         outcomes = await self._run(units)
         elapsed = time.monotonic() - began
         self._busy = False

@@ -52,6 +52,7 @@ class FakeRunner:
         delay_s: float = 0.0,
         verdict: Callable[[PreparedUnit], str | None] = lambda unit: None,
     ) -> None:
+        self.family = "qwen2_5_vl"
         self.geometry = geometry
         self.row_format = RowFormat(hidden_size=hidden_size, levels=1, dtype="float32")
         self.batches: list[tuple[int, ...]] = []

@@ -59,6 +59,7 @@ class TowerRunner:
         self._tower = tower
         self._device = next(tower.parameters()).device
         self._row_dtype = row_dtype
+        self.family: str = tower.family
         self.geometry: Geometry = tower.geometry
         self.row_format = RowFormat(
             hidden_size=tower.hidden_size,
@@ -74,25 +75,22 @@ class TowerRunner:
         leaving = kind if row_dtype == "auto" else resolve_dtype(row_dtype, where)
         return cls(load_tower(model_dir, device=where, dtype=kind), row_dtype=leaving)
 
-    @property
-    def family(self) -> str:
-        """The family of plans the tower obeys."""
-        return self._tower.family
-
     @torch.inference_mode()
     def run(
         self, batch: Sequence[PreparedUnit], *, segment_rows: int
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
-        patches = torch.cat([self._to_device(unit) for unit in batch])
+        parts = [self._to_device(unit) for unit in batch]
+        patches = parts[0] if len(parts) == 1 else torch.cat(parts)
         rows = self._tower(patches, [unit.grid for unit in batch]).to(self._row_dtype)
         counts = [self.geometry.rows(unit.grid.patches) for unit in batch]
         assert rows.shape == (sum(counts), self.row_format.levels * self.row_format.hidden_size)
-        # One wait for the device answers for the whole batch.
+        buffers = [_cut(part, segment_rows) for part in rows.split(counts)]
+        # The one wait for the device: from here on the buffers may be read on any stream.
         finite = rows.isfinite().all(dim=1).to("cpu").split(counts)
         return [
-            _cut(part, segment_rows) if bool(ok.all()) else RunFailure(NON_FINITE)
-            for part, ok in zip(rows.split(counts), finite, strict=True)
+            segments if bool(ok.all()) else RunFailure(NON_FINITE)
+            for segments, ok in zip(buffers, finite, strict=True)
         ]
 
     def _to_device(self, unit: PreparedUnit) -> torch.Tensor:

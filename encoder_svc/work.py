@@ -55,6 +55,11 @@ class Runner(Protocol):
     """Turns batches of patches into rows. Called from one thread only."""
 
     @property
+    def family(self) -> str:
+        """The family of plans the tower obeys."""
+        ...
+
+    @property
     def geometry(self) -> Geometry:
         """The cell sizes the tower reads."""
         ...
