@@ -1,1 +1,1 @@
-"""The decoder: language model, scheduler, pages of K and V, sampling. Token ids in, token ids out."""
+"""The decoder: language model, scheduler, pages, sampling. Token ids in, token ids out."""

@@ -1,4 +1,4 @@
-"""Builds a decoder's parts from its config: weights, pages, slab, scheduler, engine. Starts nothing."""
+"""Builds a decoder's parts from its config: weights, pages, slab, engine. Starts nothing."""
 
 from __future__ import annotations
 

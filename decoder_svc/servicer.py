@@ -1,4 +1,4 @@
-"""The decoder's rpcs: Generate joins a gRPC stream to the engine's, Describe and WatchLoad answer."""
+"""The decoder's rpcs: Generate joins a gRPC stream to the engine's; Describe, WatchLoad."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
             raise InvalidRequest("the first message must be start", param="kind")
         stream = self._client.open(self._intake.admit(first.start))
         # Also covers a caller that goes while this generator is suspended in `yield`.
-        context.add_done_callback(lambda _: stream.close())
+        context.add_done_callback(lambda *_: stream.close())  # type: ignore[arg-type]
         listening = asyncio.create_task(self._listen(request_iterator, stream))
         try:
             accepted = decoder_pb2.GenerateAccepted(decoder_epoch=self._description.epoch)

@@ -1,4 +1,4 @@
-"""Between the engine's values and the protobuf messages of Generate; translates, decides nothing."""
+"""Between the engine's values and the messages of Generate; translates, decides nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to_response(event: Event) -> decoder_pb2.GenerateResponse:
         case ChoiceDone(choice, reason, stop_token_id):
             finished = decoder_pb2.ChoiceFinished(
                 choice=choice,
-                reason=decoder_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}"),
+                reason=f"FINISH_REASON_{reason.name}",
                 stop_token_id=stop_token_id,
             )
             return decoder_pb2.GenerateResponse(finished=finished)

@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """The sequences of a step, those of one token first. Token t of the batch belongs to one of them.
+    """The sequences of a step laid end to end, those of a single token first.
 
     Legend: S sequences, T tokens of all of them, P pages of the longest.
     """
@@ -27,7 +27,7 @@ class AttentionBatch:
 
 
 class AttentionBackend(ABC):
-    """Writes K and V of a step's tokens into pages and lets the queries look at what they may see."""
+    """Writes K and V of a step's tokens into pages; lets queries look at what they may see."""
 
     @abstractmethod
     def plan(self, batch: AttentionBatch, slots: torch.Tensor) -> None:

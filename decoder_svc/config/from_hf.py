@@ -1,7 +1,7 @@
 """Turns a checkpoint's config.json into a frozen TextConfig: the one place that knows the dialects.
 
-Dialects: text settings nested in `text_config` or at the top level; rope settings in `rope_parameters`,
-in `rope_scaling`, or beside them.
+Dialects: text settings nested in `text_config` or at the top level; rope settings in
+`rope_parameters`, in `rope_scaling`, or beside them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class EventStream:
         self._over = False
 
     async def next(self) -> list[Event]:
-        """Events since the last call, at least one; neighbouring tokens of a choice are one event."""
+        """Events since the last call, at least one; a choice's neighbouring tokens are joined."""
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
@@ -70,6 +70,7 @@ class EngineClient:
         self.mailbox = Mailbox(self._from_engine)
         self._max_waiting = max(1, max_waiting)
         self.on_commands: Callable[[Sequence[FetchCommand]], None] = _no_transfers
+        """Runs transfer commands; set once, before the engine starts."""
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, EventStream] = {}
@@ -137,7 +138,7 @@ class EngineClient:
 
 
 def merge(events: Sequence[Event]) -> list[Event]:
-    """Joins tokens of a choice that follow one another, so that a slow reader gets fewer messages."""
+    """Joins tokens of a choice that follow one another: a slow reader gets fewer messages."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

@@ -1,7 +1,8 @@
 """The engine: reads like the life of a request, see `step`. Runs in a thread of its own.
 
-Owns the requests. What runs when is the scheduler's decision, what is where the receiver's; computing
-is the executor's work. Nobody else catches everything: a failing step fails its requests, not us.
+Owns the requests. What runs when is the scheduler's decision, which rows are where the receiver's
+business, computing the executor's. Only here is everything caught: a failing step fails its
+requests, never the engine.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ class EngineCore:
             self._receiver.release(request_id)
 
     def _fail_suspects(self) -> None:
-        """Fails whom the exception may concern: the plan in hand, or everybody when it is unclear."""
+        """Fails whom the exception concerns: the plan in hand, or everybody when unclear."""
         failed = set(self._suspects or tuple(self._requests))
         while self._in_flight:  # results are in order: after a lost one none can be told apart
             plan = self._in_flight.popleft()

@@ -1,4 +1,4 @@
-"""Between the engine's thread and everybody else: items come in, in order; what the engine says goes out."""
+"""Between the engine's thread and everybody else: items come in, in order; its words go out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Outbox(Protocol):
         events: Sequence[tuple[str, Event]],
         commands: Sequence[FetchCommand],
         load: EngineLoad,
-    ) -> None: ...
+    ) -> None:
+        """Events by request id, transfer commands, and the load after them."""
 
 
 class Mailbox:

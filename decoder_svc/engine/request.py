@@ -1,6 +1,6 @@
 """A request and its choices while they live in the engine. Mutable; owned by the engine's thread.
 
-A choice's tokens are the prompt and its output. Of these the first `computed` have K and V in pages:
+A choice's tokens are the prompt and its output. The first `computed` have K and V in pages:
 
     | prompt ......................... | output ...... |
     | computed ........ | chunk of this step | not yet |
@@ -55,6 +55,11 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return self.num_tokens - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all there is to compute is the token sampled last."""
+        return self.num_left == 1 and self.computed >= len(self.request.prompt)
 
     def tokens(self, begin: int, end: int) -> tuple[int, ...]:
         """Token ids [begin, end) of prompt and output."""

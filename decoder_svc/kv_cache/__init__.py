@@ -1,1 +1,1 @@
-"""Pages of K and V: who holds them (block_pool), who may share them (prefix), and the memory (pool)."""
+"""Pages of K and V: who holds them (block_pool), who may share them (prefix), memory (pool)."""

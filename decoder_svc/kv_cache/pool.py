@@ -1,4 +1,4 @@
-"""The memory of the pages: two tensors, K and V, over this stage's layers and this rank's KV heads."""
+"""The memory of the pages: K and V over this stage's layers and this rank's KV heads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds pages that hold the K and V of a prompt's beginning.
 
 A page's key is SHA-256 over the key before it, its tokens, and every medium it touches (digest, and
-where the medium begins relative to the page). The chain is rooted in cache salt and adapter, so that
-tenants share nothing and equal placeholder ids of different pictures never meet.
+where the medium begins relative to the page). The chain is rooted in cache salt and adapter, so
+tenants share nothing, and equal placeholder ids of different pictures never meet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def block_key(
 
 
 class PrefixIndex:
-    """Pages by key. Holds no page: a page it knows may be free, and is forgotten when overwritten."""
+    """Pages by key. Holds none: a page it knows may be free, and is forgotten when overwritten."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

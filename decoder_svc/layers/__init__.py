@@ -1,1 +1,1 @@
-"""The parts of a decoder layer. Each takes the mesh or its shards as arguments and loads its own part."""
+"""The parts of a decoder layer. Each is given the mesh or its shards and loads its own part."""

@@ -1,4 +1,4 @@
-"""Self-attention with grouped KV heads. Where K and V live and how they are read is the backend's."""
+"""Self-attention with grouped KV heads. Where K and V live, and reading them, is the backend's."""
 
 from __future__ import annotations
 
@@ -44,4 +44,5 @@ class Attention(nn.Module):
         mixed = backend.attend(
             self._layer, turned[:, : self._heads], turned[:, self._heads :], qkv[:, both:]
         )
-        return self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))
+        out: torch.Tensor = self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))
+        return out

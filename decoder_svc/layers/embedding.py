@@ -14,7 +14,7 @@ from decoder_svc.parallel.tp import all_gather_features, all_reduce
 class VocabParallelEmbedding(nn.Module):
     """Rows of the vocabulary; used as embedding, as lm_head, or (tied) as both.
 
-    Every rank holds equally many rows; those past the vocabulary's end are zero and never looked up.
+    Every rank holds equally many rows; those past the vocabulary's end are zero, never looked up.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, mesh: ParallelMesh) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers split over tensor-parallel ranks by output features (column) or input features (row)."""
+"""Linear layers split over tensor-parallel ranks by output (column) or input (row) features."""
 
 from __future__ import annotations
 

@@ -28,4 +28,5 @@ class GatedMlp(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        mixed: torch.Tensor = self.down(F.silu(gate) * up)
+        return mixed

@@ -15,7 +15,7 @@ from decoder_svc.parallel.mesh import ParallelMesh
 
 
 class StageModel(nn.Module, ABC):
-    """The layers of one stage; embedding on the first stage only, norm and lm_head on the last only."""
+    """The layers of one stage; the first also embeds, the last also has norm and lm_head."""
 
     def __init__(self, config: TextConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """First stage: [T] ids to [T, hidden], with `rows` [R, hidden] in place of tokens `at` [R]."""
+        """First stage: ids [T] to [T, hidden], `rows` [R, hidden] in place of tokens `at` [R]."""
 
     @abstractmethod
     def forward(

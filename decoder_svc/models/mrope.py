@@ -1,7 +1,8 @@
 """M-RoPE positions of a prompt, from the plans' grids (Qwen2-VL report, section 2.1; numpy only).
 
-Text counts up on all three axes alike. A medium's rows carry time, height and width of their place in
-the merged grid; text after it goes on where its larger side ends.
+Text counts up on all three axes alike. A medium's rows carry time, height and width of their place
+in the merged grid; text after it goes on where its larger side ends, however long a clip runs: so
+does the reference when it generates.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def prompt_positions(
         index += rows.shape[1]
         size = promise.plan.grids[0]
         position += max(size.h, size.w) // merge
-    grid[:, index:] = np.arange(position, position + num_tokens - index)
-    return PromptPositions(grid, int(grid.max()) + 1 - num_tokens)
+    end = position + num_tokens - index
+    grid[:, index:] = np.arange(position, end)
+    return PromptPositions(grid, end - num_tokens)
 
 
 def _media_positions(

@@ -1,4 +1,4 @@
-"""The text model of Qwen2.5-VL, one pipeline stage of it. Rows of pictures and clips replace tokens."""
+"""The text model of Qwen2.5-VL, one pipeline stage of it. Rows of media replace tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
         hidden = hidden + self.attention(self.attention_norm(hidden), angles, backend)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        added: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return added
 
 
 class Qwen25VlStage(StageModel):
@@ -90,6 +91,7 @@ class Qwen25VlStage(StageModel):
         if self.embedding is not None:
             self.embedding.load(reader, _EMBEDDING)
         for index, layer in enumerate(self.layers, self._first_layer):
+            assert isinstance(layer, DecoderLayer)
             layer.load(reader, f"model.layers.{index}")
         if self.norm is not None and self.lm_head is not None:
             self.norm.load(reader, _NORM)
@@ -100,7 +102,7 @@ class Qwen25VlStage(StageModel):
     def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """See the base class."""
         assert self.embedding is not None, "only the first stage embeds"
-        hidden = self.embedding(token_ids)
+        hidden: torch.Tensor = self.embedding(token_ids)
         return hidden.index_copy(0, at, rows) if len(at) else hidden
 
     def forward(

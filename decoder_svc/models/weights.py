@@ -1,7 +1,7 @@
 """Reads a rank's part of the safetensors files straight into its parameters.
 
-Owns names (checkpoint layouts are mapped to one), slices, completeness and the progress bar. A tensor
-of the vision tower, or of another rank, is never read.
+Owns names (checkpoint layouts are mapped to one), slices, completeness and the progress bar. What
+belongs to the vision tower, or to another rank, is never read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place of one rank among pipeline stages and tensor-parallel peers: an argument, never a global.
+"""The place of one rank among stages and tensor-parallel peers: an argument, never a global.
 
 Owns who holds which layers, heads, features and vocabulary rows. Knows no model and sends nothing.
 """
@@ -78,6 +78,6 @@ class ParallelMesh:
         return Shard(head * head_dim, (head + 1) * head_dim, num_kv_heads * head_dim)
 
     def split_padded(self, size: int) -> Shard:
-        """This rank's part of a vocabulary, padded up so that every rank holds equally many rows."""
+        """This rank's part of a vocabulary, padded so that every rank holds equally many rows."""
         width = -(-size // self.tp_size)
         return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)

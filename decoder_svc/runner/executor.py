@@ -21,5 +21,6 @@ class Executor(ABC):
     def collect(self) -> StepResult:
         """Waits for the oldest step in flight; raises what it raised."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the ranks."""

@@ -23,3 +23,7 @@ class InlineExecutor(Executor):
     def collect(self) -> StepResult:
         """See the base class."""
         return self._results.popleft()
+
+    def close(self) -> None:
+        """See the base class."""
+        self._runner.close()

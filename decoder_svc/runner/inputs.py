@@ -1,4 +1,4 @@
-"""Lays the sequences of a step plan end to end as tensors. Legend: T tokens, S sequences, R rows."""
+"""Lays the sequences of a step plan end to end as tensors. T tokens, S sequences, R rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn: masks, bias, penalties. Each touches only its own rows."""
+"""What changes logits before a token is drawn: masks, bias, penalties, row by row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def apply_bias(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
 
 
 def apply_penalties(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-    """Repetition (prompt and answer; CTRL, section 4.1), presence and frequency (answer), in place."""
+    """Repetition (prompt and answer; CTRL, section 4.1), presence, frequency (answer), in place."""
     for row, draw in enumerate(draws):
         params = draw.params
         if not params.needs_history:
@@ -40,7 +40,7 @@ def apply_penalties(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
 
 
 def apply_masks(logits: torch.Tensor, draws: Sequence[Draw], masked: torch.Tensor) -> None:
-    """Takes out ids only prompts may hold, and stop ids while min_tokens is not reached, in place."""
+    """Takes out ids only prompts may hold, and stop ids until min_tokens is reached, in place."""
     logits.index_fill_(1, masked, _OUT)
     for row, draw in enumerate(draws):
         if draw.position < draw.params.min_tokens and draw.params.stop_token_ids:

@@ -1,7 +1,7 @@
 """Which pages a sequence has, gets, shares and gives back. The scheduler's only way to the pool.
 
-A page is written by one sequence until it is full; only full pages are ever shared, so nothing shared
-is written. What does not fill a page is computed again by whoever joins.
+A page is written by one sequence until it is full; only full pages are shared, so nothing shared is
+written. What does not fill a page is computed again by whoever joins.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PageTable:
         self.attach(sibling, Found(tuple(leader.blocks[: num_tokens // self._size]), num_tokens))
 
     def grow(self, sequence: Sequence, length: int) -> bool:
-        """Sees to pages for `length` tokens more; False (and nothing taken) when there are too few."""
+        """Sees to pages for `length` tokens more; False, nothing taken, when too few are free."""
         need = self._limits.pages(sequence.computed + length) - len(sequence.blocks)
         if need > self._pool.num_free:
             return False
@@ -117,7 +117,7 @@ class PageTable:
         assert counts == self._pool.holders(), "pages held by nobody, or by more than are counted"
 
     def _missing(self, sequence: Sequence, num_blocks: int) -> int:
-        """Pages still to come for the known tokens and one more, parked siblings' tails included."""
+        """Pages to come for the known tokens and one more, parked siblings' tails included."""
         own = max(0, self._limits.pages(sequence.num_tokens + 1) - num_blocks)
         request = sequence.request
         parked = sum(s.state is State.PARKED for s in request.sequences)

@@ -140,9 +140,8 @@ class Scheduler:
                 return  # whoever could be preempted for the starved one must not be in flight
             if sequence.state is not State.RUNNING or sequence.in_flight:
                 continue
-            if sequence.num_left == 1 and sequence.computed >= len(sequence.request.prompt):
-                if self._make_room(sequence, 1):
-                    self._choose(sequence, 1, chosen)
+            if sequence.decodes and self._make_room(sequence, 1):
+                self._choose(sequence, 1, chosen)
 
     def _choose_chunks(
         self,
@@ -155,10 +154,8 @@ class Scheduler:
         for sequence in sequences:
             if budget == 0:
                 break
-            if sequence.state is not State.RUNNING or sequence.in_flight:
+            if sequence.state is not State.RUNNING or sequence.in_flight or sequence.decodes:
                 continue
-            if sequence.num_left == 1 and sequence.computed >= len(sequence.request.prompt):
-                continue  # decodes
             length = landed_chunk(sequence, min(sequence.num_left, budget), self._receiver)
             clock = sequence.request.clock
             if length == 0:
