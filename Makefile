@@ -18,7 +18,7 @@ PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
@@ -108,5 +108,5 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 $(PROTO_VENV)/.stamp:
 	$(call make_venv,$(PROTO_VENV))
 	@echo "installing $(GRPC_TOOLS)"
-	@$(PROTO_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(GRPC_TOOLS)
+	@$(PROTO_VENV)/bin/python -m pip --disable-pip-version-check -qq install $(GRPC_TOOLS)
 	@touch $@
