@@ -9,14 +9,19 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import yaml
+from cyclopts import Parameter
 
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.service import parse
 from chiasm.cli.supervisor import Relay, Spec, Supervisor
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
 from chiasm.config.load import to_mapping
+
+
+_Flags = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +42,11 @@ class Layout:
     """Seconds to finish work after Ctrl-C before it is cancelled."""
     log_level: str = "info"
     """debug, info, warning or error."""
-    encoder_args: str = ""
+    encoder_args: _Flags = ""
     """More flags for every encoder, as one text, such as "--device cuda:1"."""
-    decoder_args: str = ""
+    decoder_args: _Flags = ""
     """More flags for the decoder."""
-    gateway_args: str = ""
+    gateway_args: _Flags = ""
     """More flags for the gateway."""
 
     def __post_init__(self) -> None:
