@@ -8,19 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from chiasm.plan import Grid
 from encoder_svc.pixels.image import decode_image
 from encoder_svc.pixels.modes import to_rgb
 from encoder_svc.pixels.patches import Patchifier
-from encoder_svc.pixels.settings import PixelSettings
+from encoder_svc.pixels.settings import PixelSettings, read_settings
 from tests import torchvision_ops
 
 torchvision_ops.declare()
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (  # noqa: E402
     Qwen2VLImageProcessorPil,
     smart_resize,
+)
+from transformers.models.qwen2_vl.video_processing_qwen2_vl import (  # noqa: E402
+    Qwen2VLVideoProcessor,
 )
 
 DEMO = Path(__file__).resolve().parents[2] / "chiasm" / "demo" / "checkpoint"
@@ -94,3 +98,24 @@ def test_clip_frames_equal_pictures() -> None:
         group, slot = divmod(index, 2)
         assert np.array_equal(clip[group, :, :, slot], still[:, :, 0])
         assert np.array_equal(still[:, :, 0], still[:, :, 1])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_clips_are_near_the_torchvision_reference(count: int) -> None:
+    """Given the same frames. It resizes otherwise than PIL: two of 256 levels at the very most."""
+    config = json.loads((DEMO / "video_preprocessor_config.json").read_text())
+    names = ("processor_class", "video_processor_type")
+    reference = Qwen2VLVideoProcessor(**{k: v for k, v in config.items() if k not in names})
+    frames = [picture(120 + index, 160).resize((160, 120)) for index in range(count)]
+    stacked = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames]))
+    expected = reference(
+        videos=[stacked.permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
+    )
+    t, h, w = expected["video_grid_thw"][0].tolist()
+    patchifier = Patchifier(read_settings(DEMO)[1])
+    resized = [patchifier.resize(frame, height=14 * h, width=14 * w) for frame in frames]
+    resized += [resized[-1]] * (-count % 2)
+    difference = patchifier.patchify(resized) - expected["pixel_values_videos"].numpy()
+    assert len(difference) == t * h * w
+    assert np.abs(difference).max() <= 2.01 / 255 / min(config["image_std"])
+    assert np.abs(difference).mean() < 0.005
