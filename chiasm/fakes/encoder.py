@@ -112,7 +112,9 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
                 pass
         finally:
             self.open_encodes -= 1
-            del self._entries[start.encode_id]
+            if not entry.ready.is_set():
+                entry.failed = Cause.LOST
+                entry.ready.set()
 
     async def Fetch(
         self, requests: AsyncIterator[encoder_pb2.FetchRequest], context: Context
@@ -121,9 +123,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         opening = (await anext(aiter(requests))).open
         self.open_fetches += 1
         try:
-            async with self._arrived:
-                await self._arrived.wait_for(lambda: opening.encode_id in self._entries)
-            entry = self._entries[opening.encode_id]
+            entry = await self._find(opening.encode_id)
             yield encoder_pb2.FetchResponse(
                 accepted=encoder_pb2.FetchAccepted(encoder_epoch=self.epoch)
             )
@@ -162,6 +162,12 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         while True:
             yield self.load
             await asyncio.sleep(max(request.interval_ms, 10) / 1000)
+
+    async def _find(self, encode_id: bytes) -> _Entry:
+        """Waits for the Encode; one that has ended is still found, as what it ended as."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: encode_id in self._entries)
+        return self._entries[encode_id]
 
     def _segments(self, entry: _Entry) -> list[Span]:
         end = entry.rows.end + self.faults.extra_rows

@@ -6,7 +6,7 @@ made elsewhere (`encoder_svc.fetch_session`, `decoder_svc.embeddings.receiver`) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,10 @@ class RowSource(Protocol):
         ...
 
 
+Send = Callable[[encoder_pb2.FetchResponse], Awaitable[None]]
+"""Sends a message on the Fetch stream; returns when the stream has taken it (flow control)."""
+
+
 class Sender(Protocol):
     """The writing half, one per Fetch stream."""
 
@@ -101,6 +105,9 @@ class Sender(Protocol):
 
         Returns:
             CRC-32 of the bytes in order of the destinations; 0 when the transport checks itself.
+
+        Raises:
+            ChiasmError: The peer's memory cannot be written.
         """
         ...
 
@@ -116,18 +123,35 @@ class Receiver(Protocol):
         """Whether the peer writes into our memory itself: then a broken stream needs a fence."""
         ...
 
+    @property
+    def num_dropped(self) -> int:
+        """Chunks that no grant asked for."""
+        ...
+
     def peers(self) -> Sequence[encoder_pb2.Peer]:
         """The ranks that receive, for `FetchOpen`; empty when rows travel on the stream."""
         ...
 
-    def expect(self, segment: int, seq: int, destinations: Sequence[Destination]) -> None:
-        """Announces a grant, before it is sent."""
+    def expect(
+        self, segment: int, seq: int, destinations: Sequence[Destination]
+    ) -> Sequence[Destination]:
+        """Announces a grant; returns it as the peer must see it: whose memory, which address."""
         ...
 
     def chunk(self, segment: int, offset: int, data: bytes) -> None:
-        """Bytes that came on the stream; `offset` counts from the segment's first row."""
+        """Bytes that came on the stream, for the oldest grant that has not landed.
+
+        `offset` counts through the grant's destinations in order. What fits no grant is dropped.
+        """
         ...
 
     async def landed(self, segment: int, seq: int, crc32: int) -> bool:
         """Called on the sender's word; returns False when the bytes are not what was promised."""
         ...
+
+
+OpenSender = Callable[[Send, Sequence[encoder_pb2.Peer]], Sender]
+"""Makes the writing half for a new Fetch stream, given the ranks that receive."""
+
+OpenReceiver = Callable[[], Receiver]
+"""Makes the landing half for a new Fetch stream."""

@@ -28,7 +28,8 @@ class Slab:
         self._block: shared_memory.SharedMemory | None = None
         if name is None:
             self._block = shared_memory.SharedMemory(create=True, size=size)
-            self._memory = self._block.buf
+            memory = self._block.buf
+            assert memory is not None, "a new block has memory"
             self.name = self._block.name
         else:
             # Not by SharedMemory: until Python 3.13 it hands an attached block to the resource
@@ -38,9 +39,9 @@ class Slab:
                 self._map = mmap.mmap(file, size)
             finally:
                 os.close(file)
-            self._memory = memoryview(self._map)
+            memory = memoryview(self._map)
             self.name = name
-        self._view = self._memory[:size]
+        self._view = memory[:size]
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies bytes in. Raises ValueError when they would leave the slab."""
@@ -60,8 +61,6 @@ class Slab:
             block, self._block = self._block, None
             block.close()
             block.unlink()
-        else:
-            self._memory.release()
 
     def __enter__(self) -> Slab:
         return self

@@ -1,0 +1,167 @@
+"""One Fetch stream, from its opening to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import grpc
+
+from chiasm.channel import messages
+from chiasm.plan import Cause, Span
+from chiasm.rows import RowFormat
+from chiasm.transport.base import Receiver
+from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
+from decoder_svc.embeddings.events import (
+    Accepted,
+    Cancel,
+    Failed,
+    FetchEvent,
+    Grant,
+    Landed,
+    Open,
+    Ready,
+)
+
+Call = grpc.aio.StreamStreamCall[encoder_pb2.FetchRequest, encoder_pb2.FetchResponse]
+
+
+class FetchCall:
+    """Sends the grants of one fetch and lands its rows.
+
+    Args:
+        opening: What to fetch.
+        receiver: The transport's landing half.
+        row_format: What the decoder is built for.
+        post: Gets events.
+    """
+
+    def __init__(
+        self,
+        opening: Open,
+        receiver: Receiver,
+        row_format: RowFormat,
+        post: Callable[[FetchEvent], None],
+    ) -> None:
+        self.fetch_id = opening.fetch_id
+        self.request_id = opening.request_id
+        self.over = asyncio.Event()  # set by the owner
+        self._opening = opening
+        self._receiver = receiver
+        self._row_format = row_format
+        self._post = post
+        self._orders: asyncio.Queue[Grant | Cancel] = asyncio.Queue()
+        self._call: Call | None = None
+        self._failed = False
+
+    @property
+    def num_dropped_chunks(self) -> int:
+        """Chunks that no grant asked for."""
+        return self._receiver.num_dropped
+
+    def send(self, order: Grant | Cancel) -> None:
+        """Queues a message to the encoder."""
+        self._orders.put_nowait(order)
+
+    def break_off(self) -> None:
+        """Ends the stream without waiting for the encoder."""
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self, stub: encoder_pb2_grpc.EncoderStub) -> bool:
+        """Runs to the end of the stream; returns whether the encoder said Quiesced.
+
+        Raises:
+            ChiasmError: The stream broke.
+        """
+        call = self._call = stub.Fetch()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            async for response in messages(call):
+                if response.HasField("quiesced"):
+                    return True
+                await self._handle(response)
+            return False
+        except asyncio.CancelledError:
+            if call.cancelled() and not _being_cancelled():
+                return False  # broken off
+            raise
+        finally:
+            writer.cancel()
+            with suppress(asyncio.CancelledError):
+                await writer
+            call.cancel()
+
+    async def _write(self, call: Call) -> None:
+        # When the stream breaks under a write, the reader hears of it as well, and says so.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(encoder_pb2.FetchRequest(open=self._open_message()))
+            while True:
+                order = await self._orders.get()
+                if isinstance(order, Cancel):
+                    cancel = encoder_pb2.FetchCancel()
+                    await call.write(encoder_pb2.FetchRequest(cancel=cancel))
+                    continue
+                places = self._receiver.expect(order.segment, order.seq, order.destinations)
+                grant = encoder_pb2.FetchGrant(
+                    segment=order.segment, destinations=[place.to_proto() for place in places]
+                )
+                await call.write(encoder_pb2.FetchRequest(grant=grant))
+
+    def _open_message(self) -> encoder_pb2.FetchOpen:
+        opening = self._opening
+        return encoder_pb2.FetchOpen(
+            fetch_id=opening.fetch_id,
+            digest=opening.digest,
+            rows=opening.rows.to_proto(),
+            encode_id=opening.source.encode_id,
+            encoder_epoch=opening.source.encoder_epoch,
+            peers=self._receiver.peers(),
+            request_id=opening.request_id,
+            attempt=opening.attempt,
+            rows_format=self._row_format.to_proto(),
+        )
+
+    async def _handle(self, response: encoder_pb2.FetchResponse) -> None:
+        match response.WhichOneof("kind"):
+            case "chunk":
+                chunk = response.chunk
+                self._receiver.chunk(chunk.segment, chunk.offset, chunk.data)
+            case "written":
+                written = response.written
+                if await self._receiver.landed(written.segment, written.seq, written.crc32):
+                    self._post(Landed(self.fetch_id, written.segment, written.seq))
+                else:
+                    self._fail(Cause.LOST, "rows arrived incomplete or damaged")
+            case "ready":
+                self._ready(response.ready)
+            case "accepted":
+                self._post(Accepted(self.fetch_id))
+            case "error":
+                self._error(response.error)
+
+    def _ready(self, ready: encoder_pb2.FetchReady) -> None:
+        try:
+            rows, row_format = Span.from_proto(ready.rows), RowFormat.from_proto(ready.format)
+        except ValueError as error:
+            self._fail(Cause.LOST, str(error))
+            return
+        self._post(Ready(self.fetch_id, ready.segment, rows, row_format))
+
+    def _error(self, error: encoder_pb2.ItemError) -> None:
+        try:
+            cause = Cause.from_proto(error.cause)
+        except ValueError:
+            cause = Cause.LOST
+        self._fail(cause, error.message)
+
+    def _fail(self, cause: Cause, message: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._post(Failed(self.fetch_id, cause, message))
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

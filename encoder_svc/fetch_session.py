@@ -1,0 +1,271 @@
+"""One Fetch stream, as a pure state machine: what may be written, and when writing has stopped.
+
+    waiting -> serving -> stopping -> ended
+    (its encode (ready,    (a write is  (Quiesced was said,
+     is unknown) grants)    under way)   or the stream is gone)
+
+Rows are written one grant at a time. Ended means: nothing of this fetch is written any more, or
+ever will be; that is what Quiesced and the answer to a Fence say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chiasm.plan import Cause, Span
+from chiasm.rows import RowFormat
+from chiasm.transport.base import Destination
+from chiasm.v1 import encoder_pb2
+from encoder_svc.messages import RowBuffer
+from encoder_svc.store import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOpening:
+    """What a Fetch stream asks for."""
+
+    fetch_id: bytes
+    digest: bytes
+    rows: Span
+    encode_id: bytes
+    encoder_epoch: int
+    format: RowFormat
+
+    @classmethod
+    def from_proto(cls, message: encoder_pb2.FetchOpen) -> FetchOpening:
+        """Raises ValueError for values that cannot be."""
+        rows = Span.from_proto(message.rows)
+        if not message.fetch_id or not len(rows):
+            raise ValueError("a fetch needs an id and rows")
+        return cls(
+            fetch_id=message.fetch_id,
+            digest=message.digest,
+            rows=rows,
+            encode_id=message.encode_id,
+            encoder_epoch=message.encoder_epoch,
+            format=RowFormat.from_proto(message.rows_format),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The shell's order: write one grant, then call `write_ended`."""
+
+    segment: int
+    seq: int
+    rows: Span  # of the whole segment
+    buffer: RowBuffer
+    destinations: tuple[Destination, ...]
+
+
+class SessionState(StrEnum):
+    """See the module's picture."""
+
+    WAITING = "waiting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class FetchSession:
+    """Decides; the shell around it reads, writes and sends in the order of `take`.
+
+    Args:
+        opening: What the decoder asked for.
+        memory_types: Where this transport can write to.
+    """
+
+    def __init__(self, opening: FetchOpening, *, memory_types: frozenset[str]) -> None:
+        self.opening = opening
+        self.state = SessionState.WAITING
+        self.entry: Entry | None = None
+        self.wake: Callable[[], None] = lambda: None  # set by the shell: there is something to do
+        self.on_end: list[Callable[[], None]] = []  # called once, when it has ended
+        self._memory_types = memory_types
+        self._muted = False
+        self._outputs: deque[encoder_pb2.FetchResponse | Write] = deque()
+        self._ready: dict[int, Span] = {}  # segments told, cut to the opened rows
+        self._num_seen = 0
+        self._granted = bytearray(len(opening.rows))  # one flag a row
+        self._pending: deque[Write] = deque()
+        self._active: Write | None = None
+        self._num_grants = 0
+        self._no_more_grants = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a write under way should be cut short."""
+        return self.state in (SessionState.STOPPING, SessionState.ENDED)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is written any more, or ever will be."""
+        return self.state is SessionState.ENDED
+
+    def take(self) -> list[encoder_pb2.FetchResponse | Write]:
+        """Responses to send and at most one write to make, in order."""
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return outputs
+
+    # What happens.
+
+    def attach(self, entry: Entry) -> None:
+        """The Encode stream it names is here."""
+        assert self.state is SessionState.WAITING
+        rows = self.opening.rows
+        if entry.digest != self.opening.digest:
+            self.fail(Cause.LOST, "the encode id belongs to another digest")
+        elif rows.intersect(entry.rows) != rows:
+            self.fail(Cause.LOST, "the encode id covers other rows")
+        else:
+            self.entry = entry
+            self.state = SessionState.SERVING
+
+    def accept(self, epoch: int) -> None:
+        """After `attach`: tells the decoder, and what is ready already."""
+        accepted = encoder_pb2.FetchAccepted(encoder_epoch=epoch)
+        self._say(encoder_pb2.FetchResponse(accepted=accepted))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """The entry has changed: tells of new segments, or of its failure."""
+        if self.state is not SessionState.SERVING or self.entry is None:
+            return
+        for index in range(self._num_seen, len(self.entry.segments)):
+            rows = self.entry.segments[index].rows.intersect(self.opening.rows)
+            if len(rows):
+                self._ready[index] = rows
+                ready = encoder_pb2.FetchReady(
+                    segment=index, rows=rows.to_proto(), format=self.opening.format.to_proto()
+                )
+                self._say(encoder_pb2.FetchResponse(ready=ready))
+        self._num_seen = len(self.entry.segments)
+        if self.entry.failure is not None:
+            self.fail(*self.entry.failure)
+
+    def grace_over(self) -> None:
+        """The Encode stream it names did not come in time."""
+        if self.state is SessionState.WAITING:
+            self.fail(Cause.LOST, "no such encode id here")
+
+    def grant(self, message: encoder_pb2.FetchGrant) -> None:
+        """Takes one grant in; a wrong one ends this fetch, and this fetch only."""
+        if self.stopping:
+            return
+        self._num_grants += 1
+        try:
+            destinations = self._checked(message)
+        except ValueError as error:
+            self.fail(Cause.LOST, f"wrong grant: {error}")
+            return
+        assert self.entry is not None
+        segment = self.entry.segments[message.segment]
+        self._pending.append(
+            Write(message.segment, self._num_grants, segment.rows, segment.buffer, destinations)
+        )
+        self._next_write()
+
+    def cancel(self) -> None:
+        """The decoder wants no more, or a Fence came."""
+        self._stop()
+
+    def half_closed(self) -> None:
+        """No further grant will come: what was granted is still written, then the fetch ends."""
+        self._no_more_grants = True
+        if self.state in (SessionState.WAITING, SessionState.SERVING):
+            self._next_write()
+
+    def broke(self) -> None:
+        """The stream is gone: nobody hears what is said."""
+        self._muted = True
+        self._stop()
+        self._outputs.clear()
+
+    def fail(self, cause: Cause, message: str) -> None:
+        """Gives the fetch up with a cause."""
+        if not self.stopping:
+            error = encoder_pb2.ItemError(cause=cause.to_proto(), message=message)
+            self._say(encoder_pb2.FetchResponse(error=error))
+            self._stop()
+
+    def write_ended(self, crc32: int | None) -> None:
+        """The write under way is over: every byte of it, or (None) cut short."""
+        write, self._active = self._active, None
+        assert write is not None, "no write was under way"
+        if self.stopping:
+            self._end()
+        elif crc32 is None:
+            self.fail(Cause.LOST, "rows could not be written")
+        else:
+            written = encoder_pb2.FetchWritten(segment=write.segment, seq=write.seq, crc32=crc32)
+            self._say(encoder_pb2.FetchResponse(written=written))
+            self._next_write()
+
+    def check(self) -> None:
+        """Raises AssertionError when something could be written after the end."""
+        if self.stopping:
+            assert not self._pending
+        if self.ended:
+            assert self._active is None
+
+    # How it is done.
+
+    def _checked(self, message: encoder_pb2.FetchGrant) -> tuple[Destination, ...]:
+        ready = self._ready.get(message.segment)
+        if ready is None:
+            raise ValueError(f"segment {message.segment} is not ready")
+        if not message.destinations:
+            raise ValueError("no destination")
+        destinations = tuple(Destination.from_proto(d) for d in message.destinations)
+        first = self.opening.rows.begin
+        for place in destinations:
+            rows = place.rows
+            if not len(rows) or rows.intersect(ready) != rows:
+                raise ValueError(f"rows [{rows.begin}, {rows.end}) are not in the segment")
+            if place.length != len(rows) * self.opening.format.row_bytes:
+                raise ValueError(f"{place.length} bytes for {len(rows)} rows")
+            if place.memory_type not in self._memory_types:
+                raise ValueError(f"memory type {place.memory_type!r} is not served here")
+            flags = slice(rows.begin - first, rows.end - first)
+            if any(self._granted[flags]):
+                raise ValueError(f"rows [{rows.begin}, {rows.end}) were granted before")
+            self._granted[flags] = b"\1" * len(rows)
+        return destinations
+
+    def _next_write(self) -> None:
+        if self._active is not None:
+            return
+        if self._pending:
+            self._active = self._pending.popleft()
+            self._outputs.append(self._active)
+            self.wake()
+        elif self._no_more_grants or all(self._granted):
+            self._say(encoder_pb2.FetchResponse(done=encoder_pb2.FetchDone()))
+            self._end()
+
+    def _stop(self) -> None:
+        if self.stopping:
+            return
+        self.state = SessionState.STOPPING
+        self._pending.clear()
+        if self._active is not None and self._active in self._outputs:  # ordered, but not begun
+            self._outputs.remove(self._active)
+            self._active = None
+        if self._active is None:
+            self._end()
+        self.wake()
+
+    def _end(self) -> None:
+        self.state = SessionState.ENDED
+        self._say(encoder_pb2.FetchResponse(quiesced=encoder_pb2.FetchQuiesced()))
+        for callback in self.on_end:
+            callback()
+
+    def _say(self, response: encoder_pb2.FetchResponse) -> None:
+        if not self._muted:
+            self._outputs.append(response)
+        self.wake()

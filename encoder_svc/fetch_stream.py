@@ -1,0 +1,121 @@
+"""The shell around one `FetchSession`: reads the stream, makes its writes, sends what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+
+from chiasm.errors import ChiasmError
+from chiasm.telemetry import EncoderMetrics
+from chiasm.transport.base import OpenSender, Sender
+from chiasm.v1 import encoder_pb2
+from encoder_svc.fetch_session import FetchSession, Write
+
+
+class FetchStream:
+    """Runs one session to its end.
+
+    Args:
+        session: Decides.
+        requests: The decoder's messages after the opening.
+        open_sender: Makes the transport's writing half.
+        peers: The ranks that receive.
+        metrics: Counts transfers.
+    """
+
+    def __init__(
+        self,
+        session: FetchSession,
+        requests: AsyncIterator[encoder_pb2.FetchRequest],
+        *,
+        open_sender: OpenSender,
+        peers: list[encoder_pb2.Peer],
+        metrics: EncoderMetrics,
+    ) -> None:
+        self._session = session
+        self._requests = requests
+        self._metrics = metrics
+        # One message waits while one is being sent: a slow reader holds up the writer.
+        self._out: asyncio.Queue[encoder_pb2.FetchResponse | None] = asyncio.Queue(maxsize=1)
+        self._sender: Sender = open_sender(self._out.put, peers)
+        self._wake = asyncio.Event()
+        self._writing: asyncio.Task[int] | None = None
+        session.wake = self._changed
+
+    async def responses(self, *, grace_s: float) -> AsyncGenerator[encoder_pb2.FetchResponse, None]:
+        """What to send, until the session has ended. Closing it early means the stream broke.
+
+        Args:
+            grace_s: How long the Encode it names may be late.
+        """
+        loop = asyncio.get_running_loop()
+        grace = loop.call_later(grace_s, self._session.grace_over)
+        reader = asyncio.create_task(self._read())
+        driver = asyncio.create_task(self._drive())
+        try:
+            while (response := await self._out.get()) is not None:
+                yield response
+        finally:
+            grace.cancel()
+            self._session.broke()  # after Quiesced this changes nothing
+            for task in (reader, driver):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    def _changed(self) -> None:
+        self._wake.set()
+        if self._session.stopping and self._writing is not None:
+            self._writing.cancel()
+
+    async def _read(self) -> None:
+        async for request in self._requests:
+            match request.WhichOneof("kind"):
+                case "grant":
+                    self._session.grant(request.grant)
+                case "cancel":
+                    self._session.cancel()
+        # The decoder half-closed: no grant will come, so nothing more can be wanted.
+        self._session.half_closed()
+
+    async def _drive(self) -> None:
+        while True:
+            # Asked before the outputs are taken: what ends the session is in them then.
+            ended = self._session.ended
+            self._wake.clear()
+            for output in self._session.take():
+                if isinstance(output, Write):
+                    await self._write(output)
+                else:
+                    await self._out.put(output)
+            if ended:
+                break
+            await self._wake.wait()
+        await self._out.put(None)
+
+    async def _write(self, write: Write) -> None:
+        """Makes one write; the session hears of its end even when this task is cancelled."""
+        began = time.perf_counter()
+        self._writing = asyncio.create_task(
+            self._sender.write(
+                write.segment,
+                seq=write.seq,
+                rows=write.rows,
+                source=write.buffer,
+                destinations=write.destinations,
+            )
+        )
+        crc32 = None
+        try:
+            await asyncio.wait((self._writing,))
+        finally:
+            self._writing.cancel()
+            with suppress(asyncio.CancelledError, ChiasmError):
+                crc32 = await self._writing
+            self._writing = None
+            self._session.write_ended(crc32)
+        if crc32 is not None:
+            self._metrics.transfer.observe(time.perf_counter() - began)
+            self._metrics.transfer_bytes.inc(sum(d.length for d in write.destinations))
