@@ -22,8 +22,11 @@ TokenId = Annotated[int, Field(strict=True, ge=0)]
 TAG = "@"  # tags of unions begin so; error paths leave them out
 
 
+_OPEN = ConfigDict(extra="ignore", frozen=True)
+
+
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = _OPEN
 
 
 class MediaUrl(_Body):
@@ -161,8 +164,10 @@ Stop = Annotated[
 ]
 
 
-class SamplingBody(_Body):
+class SamplingBody(BaseModel):
     """What both endpoints take."""
+
+    model_config = _OPEN
 
     model: NonEmpty
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None

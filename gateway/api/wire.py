@@ -6,6 +6,7 @@ One object per request. A chunk costs one JSON string per delta; the rest is enc
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class Choice:
     reason: FinishReason | None = None
 
 
-class Wire:
+class Wire(ABC):
     """What both endpoints' shapes have in common."""
 
     whole_object = ""
@@ -65,13 +66,13 @@ class Wire:
             body["timings"] = asdict(done.timings)
         return orjson.dumps(body)
 
+    @abstractmethod
     def chunk(self, delta: Delta) -> bytes:
         """One delta as an event; empty when it says nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, choice: int, reason: FinishReason, done: JobDone | None = None) -> bytes:
         """A choice's last event; with `done` it also carries the timings."""
-        raise NotImplementedError
 
     def last(self, done: JobDone) -> bytes:
         """The usage chunk."""
@@ -98,8 +99,8 @@ class Wire:
             "system_fingerprint": None,
         }
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]: ...
 
 
 class ChatWire(Wire):

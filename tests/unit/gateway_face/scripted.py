@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -29,8 +30,16 @@ from gateway.messages import (
 from gateway.prompt import PromptBuilder
 
 PROMPTS = PromptBuilder(resolve_model("demo"))
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
 TIMINGS = Timings(fetch=1.0, first_token=2.5)
+USAGE_BODY = {
+    "prompt_tokens": 11,
+    "completion_tokens": 3,
+    "total_tokens": 14,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
 
 @dataclass
@@ -104,3 +113,26 @@ def client_of(face: Face, gate: Gate | None = None) -> httpx.AsyncClient:
 def chat(content: object = "hi", **fields: object) -> dict[str, object]:
     """A chat body."""
     return {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def events_of(answer: httpx.Response) -> list[dict]:
+    """The JSON of every event; checks the terminator."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    frames = answer.text.split("\n\n")
+    assert frames[-2:] == ["data: [DONE]", ""]
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
+
+
+def check_error(answer: httpx.Response, status: int, code: str, param: str | None = None) -> str:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["x-request-id"]
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] == code
+    assert body["error"]["param"] == param
+    message: str = body["error"]["message"]
+    assert message
+    assert "Traceback" not in message
+    return message
