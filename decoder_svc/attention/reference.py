@@ -15,22 +15,20 @@ from decoder_svc.kv_cache.pool import KvPool
 
 
 class _Single:
-    """The padded read of all sequences of one token: slots [S x L], mask [S, 1, 1, L]."""
+    """The padded read of all sequences of one token: pages [S x P], mask [S, 1, 1, L]."""
 
     def __init__(self, batch: AttentionBatch, block_size: int, device: torch.device) -> None:
         count = batch.num_single
         totals = batch.starts[:count] + 1
         pages = -(-int(totals.max()) // block_size)
-        tables = batch.block_tables[:count, :pages]
-        slots = (tables[:, :, None] * block_size + np.arange(block_size)).reshape(count, -1)
-        seen = np.arange(slots.shape[1]) < totals[:, None]
+        seen = np.arange(pages * block_size) < totals[:, None]
         self.count = count
-        self.slots = torch.from_numpy(slots.reshape(-1)).to(device)
+        self.pages = torch.from_numpy(batch.block_tables[:count, :pages].reshape(-1)).to(device)
         self.mask = torch.from_numpy(seen[:, None, None, :]).to(device)
 
 
 class _Chunk:
-    """One sequence's read: its tokens' range in the step, slots [L], mask [T, L] or causal."""
+    """One sequence's read: its tokens' range in the step, pages [P], mask [T, L] or causal."""
 
     def __init__(self, table: np.ndarray, first: int, start: int, length: int) -> None:
         self.tokens = slice(first, first + length)
@@ -42,9 +40,7 @@ class _Chunk:
         """Builds the tensors; a chunk that starts its sequence reads nothing back."""
         if self.start == 0:
             return
-        pages = self.table[: -(-self.total // block_size)]
-        slots = (pages[:, None] * block_size + np.arange(block_size)).reshape(-1)[: self.total]
-        self.slots = torch.from_numpy(slots).to(device)
+        self.pages = torch.from_numpy(self.table[: -(-self.total // block_size)]).to(device)
         rows = torch.arange(self.start, self.total, device=device)
         self.mask = rows[:, None] >= torch.arange(self.total, device=device)
 
@@ -78,8 +74,8 @@ class ReferenceAttention(AttentionBackend):
     ) -> torch.Tensor:
         """See the base class."""
         paged_keys, paged_values = self._pool.keys[layer], self._pool.values[layer]
-        paged_keys.index_copy_(0, self._slots, keys)
-        paged_values.index_copy_(0, self._slots, values)
+        paged_keys.flatten(0, 1).index_copy_(0, self._slots, keys)
+        paged_values.flatten(0, 1).index_copy_(0, self._slots, values)
         parts = []
         if self._single is not None:
             parts.append(self._attend_single(self._single, queries, paged_keys, paged_values))
@@ -88,8 +84,8 @@ class ReferenceAttention(AttentionBackend):
             if chunk.start == 0:
                 mixed = _attention(queries[own], keys[own], values[own], None)
             else:
-                seen_keys = paged_keys.index_select(0, chunk.slots)
-                seen_values = paged_values.index_select(0, chunk.slots)
+                seen_keys = _read(paged_keys, chunk.pages)[: chunk.total]
+                seen_values = _read(paged_values, chunk.pages)[: chunk.total]
                 mixed = _attention(queries[own], seen_keys, seen_values, chunk.mask)
             parts.append(mixed)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -101,16 +97,23 @@ class ReferenceAttention(AttentionBackend):
         paged_keys: torch.Tensor,
         paged_values: torch.Tensor,
     ) -> torch.Tensor:
-        count, (_, kv_heads, dim) = single.count, paged_keys.shape
+        count, kv_heads, dim = single.count, *paged_keys.shape[2:]
         heads = queries.shape[1]
-        keys = paged_keys.index_select(0, single.slots).view(count, -1, kv_heads, dim)
-        values = paged_values.index_select(0, single.slots).view(count, -1, kv_heads, dim)
+        keys = _read(paged_keys, single.pages).view(count, -1, kv_heads, dim)
+        values = _read(paged_values, single.pages).view(count, -1, kv_heads, dim)
         # The query heads that share a KV head become that head's rows: no K or V is repeated.
         grouped = queries[:count].reshape(count, kv_heads, heads // kv_heads, dim)
         mixed = F.scaled_dot_product_attention(
             grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=single.mask
         )
         return mixed.reshape(count, heads, dim)
+
+
+def _read(paged: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Whole pages end to end: [P x page size, kv_heads, dim]."""
+    num_blocks, size, kv_heads, dim = paged.shape
+    copied = paged.view(num_blocks, -1).index_select(0, pages)
+    return copied.view(-1, kv_heads, dim)
 
 
 def _attention(

@@ -91,7 +91,7 @@ class EngineCore:
         """Steps until `stop`; sleeps on the mailbox while there is nothing to compute."""
         while not self._stopped:
             self.heartbeat = self._clock()
-            if not self._step_safely():
+            if not self.step_safely():
                 self._mailbox.wait(_STALLED_S if self._requests else _IDLE_S)
 
     def stop(self) -> None:
@@ -110,7 +110,8 @@ class EngineCore:
         self._publish()
         return busy
 
-    def _step_safely(self) -> bool:
+    def step_safely(self) -> bool:
+        """`step`, but whatever it raises fails the requests concerned and nobody else."""
         try:
             return self.step()
         except Exception:  # the step loop

@@ -17,7 +17,7 @@ def page_bytes(
 
 
 class KvPool:
-    """K and V, each [layers, pages x page size, kv_heads, head_dim], zeroed.
+    """K and V, each [layers, pages, page size, kv_heads, head_dim], zeroed.
 
     Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.
     """
@@ -36,6 +36,6 @@ class KvPool:
         self.block_size = block_size
         kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
         layers = len(mesh.layers(config.num_layers))
-        shape = (layers, num_blocks * block_size, kv_heads, config.head_dim)
+        shape = (layers, num_blocks, block_size, kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,235 @@
+"""Policy without tensors: order, chunks, pages, preemption, sharing, and that nobody starves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from decoder_svc.engine.messages import AbortRequest, ItemReleased, StopChoice
+from tests.unit.decoder.simulation import Picture, Simulation, expected, make_request
+
+TEXT = list(range(20, 60))
+
+
+def test_a_request_is_answered() -> None:
+    sim = Simulation()
+    add = make_request("a", TEXT[:10], max_tokens=6)
+    sim.add(add)
+    sim.run()
+    assert sim.told["a"].tokens() == expected(add)
+    done = sim.told["a"].done
+    assert done is not None
+    assert (done.prompt_tokens, done.completion_tokens, done.cached_tokens) == (10, 6, 0)
+    sim.settle()
+
+
+def test_a_long_prompt_does_not_hold_up_decoding() -> None:
+    sim = Simulation(chunk_tokens=4, num_blocks=64)
+    sim.add(make_request("short", TEXT[:3], max_tokens=10))
+    sim.step()
+    sim.add(make_request("long", TEXT, max_tokens=1))
+    before = len(sim.told["short"].tokens())
+    for turn in range(1, 6):
+        sim.step()
+        assert len(sim.told["short"].tokens()) == before + turn
+
+
+def test_the_prompt_budget_is_one_over_all_requests() -> None:
+    sim = Simulation(chunk_tokens=8, prefix=False)
+    for name in "abc":
+        sim.add(make_request(name, TEXT[:6], max_tokens=1))
+    sim.step()  # 6 of a, 2 of b
+    assert [sim.told[name].over for name in "abc"] == [True, False, False]
+    sim.step()  # 4 of b, 4 of c
+    assert [sim.told[name].over for name in "abc"] == [True, True, False]
+    sim.step()
+    assert sim.told["c"].over
+
+
+def test_higher_priority_goes_first_then_earlier_arrival() -> None:
+    sim = Simulation(chunk_tokens=4, max_running=1, prefix=False)
+    for name, priority in (("first", 0), ("second", 0), ("urgent", 5)):
+        sim.add(make_request(name, TEXT[:4], max_tokens=1, priority=priority))
+    order = []
+    for _ in range(3):
+        sim.step()
+        order += [name for name, told in sim.told.items() if told.over and name not in order]
+    assert order == ["urgent", "first", "second"]
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    sim = Simulation(max_running=3)
+    for index in range(6):
+        sim.add(make_request(str(index), TEXT[:4], max_tokens=5, n=1 + index % 3))
+    while not all(told.over for told in sim.told.values()):
+        sim.step()
+        assert sim.load.running <= 3
+    for index in range(6):
+        for choice in range(1 + index % 3):
+            add = make_request(str(index), TEXT[:4], max_tokens=5)
+            assert sim.told[str(index)].tokens(choice) == expected(add, choice)
+
+
+def test_text_runs_while_a_picture_is_still_encoded() -> None:
+    sim = Simulation(lag=8)
+    sim.add(make_request("picture", [*TEXT[:6], Picture("p", 8), 7], max_tokens=2))
+    sim.add(make_request("text", TEXT[:5], max_tokens=3))
+    for _ in range(4):
+        sim.step()
+    assert sim.told["text"].over and not sim.told["picture"].over
+    sim.run()
+    sim.settle()
+
+
+def test_an_item_is_released_once_and_says_where_it_came_from() -> None:
+    sim = Simulation(block_size=2)
+    for name in "ab":
+        sim.add(make_request(name, [20, Picture("p", 5), 21, 22, 23]))
+        sim.run()
+    released = [
+        [event for event in sim.told[name].events if isinstance(event, ItemReleased)]
+        for name in "ab"
+    ]
+    assert released == [[ItemReleased(0, False)], [ItemReleased(0, True)]]
+
+
+def test_the_newest_gives_way_when_pages_run_out() -> None:
+    sim = Simulation(num_blocks=8, block_size=2, prefix=False)
+    adds = [make_request(name, TEXT[:4], max_tokens=10) for name in "ab"]
+    for add in adds:
+        sim.add(add)
+    sim.run()
+    assert sim.metrics.preemptions._value.get() > 0
+    first, second = (len(sim.told[name].events) for name in "ab")
+    assert [sim.told[add.request_id].tokens() for add in adds] == [expected(a) for a in adds]
+    assert first == second
+    sim.settle()
+
+
+def test_a_prompt_that_just_fits_the_pool_is_answered() -> None:
+    sim = Simulation(num_blocks=4, block_size=4, chunk_tokens=100)
+    add = make_request("a", TEXT[:15], max_tokens=1)
+    sim.add(add)
+    sim.run()
+    assert sim.told["a"].tokens() == expected(add)
+
+
+def test_choices_prefill_their_prompt_once() -> None:
+    sim = Simulation(prefix=False, chunk_tokens=100, num_blocks=100)
+    sim.add(make_request("a", TEXT[:32], max_tokens=1, n=4))
+    sim.step()
+    held = sim.blocks.num_held
+    assert held == 7  # 28 shareable tokens; the leader has finished and let go of its tail
+    sim.run()
+    assert sim.ranks.num_steps == 2
+
+
+def test_stopping_a_choice_leaves_its_siblings() -> None:
+    sim = Simulation()
+    add = make_request("a", TEXT[:9], max_tokens=8, n=3)
+    sim.add(add)
+    for _ in range(3):
+        sim.step()
+    sim.mailbox.put(StopChoice("a", 0))
+    sim.mailbox.put(StopChoice("a", 7))  # no such choice
+    sim.run()
+    assert sim.told["a"].tokens(1) == expected(add, 1)
+    assert sim.told["a"].tokens(2) == expected(add, 2)
+    assert len(sim.told["a"].tokens(0)) < 8
+    sim.settle()
+
+
+def test_stopping_the_leader_before_it_has_prefilled() -> None:
+    sim = Simulation(chunk_tokens=4)
+    add = make_request("a", TEXT[:20], max_tokens=3, n=2)
+    sim.add(add)
+    sim.step()
+    sim.mailbox.put(StopChoice("a", 0))
+    sim.run()
+    assert sim.told["a"].tokens(0) == []
+    assert sim.told["a"].tokens(1) == expected(add, 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_aborts_leave_nothing_behind(depth: int) -> None:
+    sim = Simulation(depth=depth, lag=2)
+    for turn in range(12):
+        name = str(turn)
+        sim.add(make_request(name, [20, Picture(name, 7), *TEXT[:5]], max_tokens=20, n=2))
+        for _ in range(turn % 5):
+            sim.step()
+        sim.mailbox.put(AbortRequest(name))
+    sim.told.clear()
+    sim.settle()
+
+
+def test_a_pipeline_is_kept_full() -> None:
+    sim = Simulation(depth=3, chunk_tokens=4)
+    adds = [make_request(str(i), TEXT[i : i + 6], max_tokens=9) for i in range(6)]
+    for add in adds:
+        sim.add(add)
+    deepest = 0
+    while not all(told.over for told in sim.told.values()):
+        sim.step()
+        deepest = max(deepest, len(sim.core._in_flight))
+    assert deepest == 2  # one of three is collected in each turn
+    for add in adds:
+        assert sim.told[add.request_id].tokens() == expected(add)
+
+
+PICTURES = [Picture("p", 3), Picture("q", 7), Picture("r", 12)]
+pieces = st.one_of(st.integers(20, 23), st.sampled_from(PICTURES))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, object]:
+    return {
+        "prompt": draw(st.lists(pieces, min_size=1, max_size=10)),
+        "max_tokens": draw(st.integers(1, 8)),
+        "n": draw(st.integers(1, 3)),
+        "priority": draw(st.integers(0, 1)),
+        "part_rows": draw(st.sampled_from([None, 2, 5])),
+    }
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> None:
+    block_size = data.draw(st.sampled_from([1, 2, 4, 8]), "block_size")
+    adds = [
+        make_request(f"r{i}", **fields)  # type: ignore[arg-type]
+        for i, fields in enumerate(data.draw(st.lists(requests(), min_size=1, max_size=7)))
+    ]
+    longest = max(len(a.prompt_ids) + a.sampling.max_tokens for a in adds)
+    extra = data.draw(st.integers(0, 12), "extra pages")
+    sim = Simulation(
+        num_blocks=-(-longest // block_size) + extra,
+        block_size=block_size,
+        chunk_tokens=data.draw(st.integers(1, 20), "chunk"),
+        max_running=data.draw(st.integers(3, 8), "running"),
+        prefix=data.draw(st.booleans(), "prefix"),
+        depth=data.draw(st.integers(1, 3), "depth"),
+        slab_pages=data.draw(st.integers(2, 12), "slab pages"),
+        page_rows=data.draw(st.integers(1, 4), "page rows"),
+        segment_rows=data.draw(st.integers(1, 8), "segment rows"),
+        lag=data.draw(st.integers(0, 3), "lag"),
+    )
+    aborted = set()
+    for add in adds:
+        sim.add(add)
+        for _ in range(data.draw(st.integers(0, 4), "steps")):
+            sim.step()
+        if data.draw(st.integers(0, 5), "abort") == 0:
+            aborted.add(add.request_id)
+            sim.mailbox.put(AbortRequest(add.request_id))
+            sim.step()
+    told = dict(sim.told)
+    sim.told = {name: t for name, t in told.items() if name not in aborted}
+    sim.run()
+    sim.told = told
+    for add in adds:
+        if add.request_id not in aborted:
+            for choice in range(add.sampling.n):
+                assert told[add.request_id].tokens(choice) == expected(add, choice)
+    sim.settle()
