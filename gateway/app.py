@@ -21,6 +21,7 @@ from chiasm.errors import Unavailable
 from chiasm.server import Server, until_signal
 from chiasm.telemetry import GatewayMetrics, serve_metrics
 from chiasm.v1 import gateway_pb2_grpc
+from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.keys import ApiKeys
 from gateway.api.ports import Face
@@ -141,6 +142,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         keys=keys,
         metrics=metrics,
         max_body_bytes=config.admission.max_body_bytes,
+        bodies=ByteBudget(config.media.max_bytes_in_flight),
     )
     gateway = Gateway(face, config)
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)

@@ -9,11 +9,19 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from chiasm.errors import Cancelled, InvalidRequest, TooLarge, UnsupportedMediaType
+from chiasm.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from gateway.api.budget import ByteLease
 from gateway.api.errors import from_validation
 
 OFF_LOOP_BYTES = 64 << 10
 MAX_DEPTH = 64  # of nested JSON: templates and validators recurse
+SILENCE_S = 30.0  # how long a client may send nothing in the middle of a body
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -24,6 +32,8 @@ async def read_body(request: Request, model: type[Model], *, max_bytes: int) -> 
     Raises:
         UnsupportedMediaType: It is not declared as JSON, or it is compressed.
         TooLarge: It has more than `max_bytes`.
+        ResourceExhausted: It does not fit beside the bodies of other requests.
+        DeadlineExceeded: The client stopped sending.
         InvalidRequest: It is not JSON, nested too deeply, or not what `model` asks for.
     """
     _check_headers(request)
@@ -65,15 +75,24 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(max_bytes)
+    lease = request.state.lease
+    assert isinstance(lease, ByteLease), "the front layer gives every request one"
     raw = bytearray()
+    chunks = aiter(request.stream())
     try:
-        async for chunk in request.stream():
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                return raw
+            lease.add(len(chunk))
             raw += chunk
             if len(raw) > max_bytes:
                 raise _too_large(max_bytes)
     except ClientDisconnect as error:
         raise Cancelled("the client went away") from error
-    return raw
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"no more of the body came for {SILENCE_S:.0f} s") from error
 
 
 def _too_large(max_bytes: int) -> TooLarge:

@@ -47,7 +47,8 @@ class Front:
             return  # no websockets, and nothing to do at start and end
         headers = Headers(scope=scope)
         request_id = request_id_of(headers.get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        lease = self._face.bodies.lease()
+        scope.setdefault("state", {}).update(request_id=request_id, lease=lease)
         reply = _Reply(send, request_id, closing=lambda: self._gate.draining)
         began = time.perf_counter()
         try:
@@ -57,6 +58,8 @@ class Front:
         except Exception as error:  # the rpc interceptor of this face
             logger.error("%s %s failed", request_id, scope["path"], exc_info=error)
             await reply.fail(Internal("internal error"), scope, receive)
+        finally:
+            lease.close()
         if scope["path"] in WATCHING_PATHS:
             return
         self._face.metrics.requests.labels(str(reply.outcome)).inc()

@@ -39,23 +39,26 @@ _ERROR = {
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route whose JSON body is `model`."""
     schema = {"$ref": _REF.format(model=model.__name__)}
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"4XX": _error_response(), "5XX": _error_response()},
-    }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of `app`, with the schemas of bodies."""
+    """The OpenAPI document of `app`: bodies are described, and every error has our shape."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
     _, definitions = models_json_schema(
         [(model, "validation") for model in _BODIES], ref_template=_REF
     )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(definitions["$defs"])
-    schemas["Error"] = _ERROR
+    document["components"] = {
+        "schemas": {**definitions["$defs"], "Error": _ERROR},
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+    document["security"] = [{}, {"key": []}]  # keys are asked for where --api-key-file is set
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            operation["responses"] |= {"4XX": _error_response(), "5XX": _error_response()}
     return document
 
 

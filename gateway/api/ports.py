@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chiasm.telemetry import GatewayMetrics
+from gateway.api.budget import ByteBudget
 from gateway.api.keys import ApiKeys
 from gateway.messages import Event, Job, Readiness, ServedModel
 from gateway.prompt import PromptBuilder
@@ -37,6 +38,7 @@ class Face:
     keys: ApiKeys = field(default_factory=ApiKeys)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     max_body_bytes: int = 512 << 20
+    bodies: ByteBudget = field(default_factory=lambda: ByteBudget(2 << 30))
 
     @property
     def vocab_size(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import orjson
@@ -17,6 +19,7 @@ from chiasm.errors import (
 )
 from chiasm.plan import Modality
 from gateway.api.body import MAX_DEPTH
+from gateway.api.budget import ByteBudget
 from gateway.messages import (
     MediaPart,
 )
@@ -114,6 +117,36 @@ async def test_compressed_bodies_are_415(client: httpx.AsyncClient) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = await client.post(CHAT, content=b"x", headers=headers)
     check_error(answer, 415, "unsupported_media_type")
+
+
+async def test_bodies_of_all_requests_together_are_bounded() -> None:
+    pipeline = ScriptedPipeline(hold_first=asyncio.Event())
+    face = replace(make_face(pipeline), bodies=ByteBudget(10_000))
+    body = chat("x" * 6_000)
+    async with client_of(face) as client:
+        first = asyncio.create_task(client.post(CHAT, json=body))
+        while not pipeline.jobs:
+            await asyncio.sleep(0.001)
+        check_error(await client.post(CHAT, json=body), 429, "resource_exhausted")
+        assert pipeline.hold_first is not None
+        pipeline.hold_first.set()
+        assert (await first).status_code == 200
+        assert (await client.post(CHAT, json=body)).status_code == 200
+    assert face.bodies.held == 0
+
+
+async def test_a_client_that_stops_in_the_middle_of_its_body_is_let_go(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.body.SILENCE_S", 0.02)
+
+    async def stalls() -> AsyncIterator[bytes]:
+        yield b'{"model": '
+        await asyncio.sleep(5)
+
+    headers = {"content-type": "application/json"}
+    answer = await client.post(CHAT, content=stalls(), headers=headers)
+    check_error(answer, 504, "deadline_exceeded")
 
 
 async def test_large_bodies_are_parsed_and_too_large_ones_are_413(

@@ -58,7 +58,6 @@ SETTINGS = {
         [{}, {"0": 1, "399": -100}],
         [{"400": 1}, {"-1": 1}, {"abc": 1}, {"1": 101}, {"1": "x"}, {"²": 1}, [1]],
     ),
-    "priority": ([-5, 5], [1.5, 2**31]),
     "cache_salt": (["x"], ["", 5]),
     "return_timings": ([True], ["yes"]),
     "mm_processor_kwargs": (
@@ -166,7 +165,6 @@ def test_settings_arrive() -> None:
         logprobs=True,
         top_logprobs=4,
         mm_processor_kwargs={"max_pixels": 50},
-        priority=2,
         chat_template_kwargs={"mood": "good"},
     )
     assert found.sampling == Sampling(
@@ -180,7 +178,7 @@ def test_settings_arrive() -> None:
     )
     assert found.stop == ("END",)
     assert found.media_options == MediaOptions(max_pixels=50)
-    assert (found.priority, found.template_options) == (2, {"mood": "good"})
+    assert found.template_options == {"mood": "good"}
 
 
 def test_a_cache_salt_separates_and_keeps_the_tenant() -> None:
