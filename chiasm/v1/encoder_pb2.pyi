@@ -16,20 +16,22 @@ class EncodeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[EncodeStart, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class EncodeStart(_message.Message):
-    __slots__ = ("context", "encode_id", "plan", "frames", "rows", "encoder_epoch")
+    __slots__ = ("context", "encode_id", "plan", "frames", "rows", "encoder_epoch", "repair")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ENCODE_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
     context: _common_pb2.RequestContext
     encode_id: bytes
     plan: _common_pb2.MediaPlan
     frames: _common_pb2.Range
     rows: _common_pb2.Range
     encoder_epoch: int
-    def __init__(self, context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., encode_id: _Optional[bytes] = ..., plan: _Optional[_Union[_common_pb2.MediaPlan, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., rows: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., encoder_epoch: _Optional[int] = ...) -> None: ...
+    repair: bool
+    def __init__(self, context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., encode_id: _Optional[bytes] = ..., plan: _Optional[_Union[_common_pb2.MediaPlan, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., rows: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., encoder_epoch: _Optional[int] = ..., repair: bool = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("accepted", "ready", "done", "error")
