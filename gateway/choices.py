@@ -22,9 +22,25 @@ class Choices:
 
     def __init__(self, n: int, make_detokenizer: Callable[[], Detokenizer]) -> None:
         self._detokenizers = [make_detokenizer() for _ in range(n)]
+        self._ids: list[list[int]] = [[] for _ in range(n)]
         self._ended = [False] * n
         self.overrun = 0
         """Tokens that came after a stop string had ended their choice: nobody pays for them."""
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Choices that have ended."""
+        return tuple(choice for choice, ended in enumerate(self._ended) if ended)
+
+    def resume(self) -> list[decoder_pb2.ResumeFrom]:
+        """What another decoder needs to go on; empty before the first token."""
+        self.overrun = 0
+        if not any(self._ids):
+            return []
+        return [
+            decoder_pb2.ResumeFrom(choice=choice, output_ids=ids)
+            for choice, ids in enumerate(self._ids)
+        ]
 
     def push(self, delta: decoder_pb2.TokenDelta) -> list[ChoiceEvent]:
         """New ids of a choice. A ChoiceDone in the answer means: tell the decoder to stop it."""
@@ -32,6 +48,7 @@ class Choices:
         if self._ended[choice]:
             self.overrun += len(delta.token_ids)
             return []
+        self._ids[choice].extend(delta.token_ids)
         piece = self._detokenizers[choice].push(delta.token_ids)
         # Logprobs are there for every id or, when not asked for, for none.
         logprobs = tuple(

@@ -29,15 +29,16 @@ class _Nudge:
 
 
 class Flight:
-    """One try at a request, on one decoder.
+    """One try at a request, on one decoder; it goes on where `choices` are.
 
     Args:
         order: The planned request.
         decoder: Where to generate.
-        choices: Detokenizes; fresh for every flight.
+        choices: Detokenizes; has seen what an earlier flight has brought.
         fleet: Encoders and clients.
         timeline: Deadline and spans.
         metrics: Counts lost embeddings.
+        gated: Hold the first event back until every item was decoded.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Flight:
         fleet: Fleet,
         timeline: Timeline,
         metrics: GatewayMetrics,
+        gated: bool,
     ) -> None:
         self.decoder_failed = False
         """Whether the error that ended the events was the decoder's and may pass elsewhere."""
@@ -58,6 +60,7 @@ class Flight:
         self._fleet = fleet
         self._timeline = timeline
         self._metrics = metrics
+        self._gated = gated
         self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
         self._encodings = Encodings(
@@ -81,7 +84,7 @@ class Flight:
                 raise event
             if not isinstance(event, _Nudge):
                 held.append(event)
-            if not held or not self._encodings.settled:
+            if not held or (self._gated and not self._encodings.settled):
                 continue  # an item may still turn out broken: that is a 400, not half an answer
             self._timeline.mark("first_token")
             for ready in held:
@@ -124,9 +127,12 @@ class Flight:
             prompt_token_ids=order.token_ids,
             promises=[promise.to_proto() for promise in promises],
             sampling=order.sampling,
+            resume_from=self._choices.resume(),
         )
         # The stream's lock is taken before any encoding runs: `start` is the first message.
         await self._generate.send(decoder_pb2.GenerateRequest(start=start))
+        for choice in self._choices.ended:
+            await self._stop(choice)
         self._reader = asyncio.create_task(self._read(self._generate))
         self._reader.add_done_callback(self._ended)
 

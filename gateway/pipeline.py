@@ -9,35 +9,27 @@ Errors before the first event are raised from the first `anext`: the face has se
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TypeVar
 
 from chiasm.config import GatewayConfig
-from chiasm.errors import ChiasmError, InvalidRequest, ModelNotFound, TooLarge, Unavailable
+from chiasm.errors import InvalidRequest, ModelNotFound, TooLarge, Unavailable
 from chiasm.telemetry import GatewayMetrics
 from gateway.admission import Admission
 from gateway.choices import Choices
 from gateway.detokenizer import Detokenizer
 from gateway.discovery import Fleet
-from gateway.flight import Flight
 from gateway.media import Intake, Medium
 from gateway.messages import ChatJob, Event, Job, MediaPart, RawJob, Readiness, ServedModel
 from gateway.order import Item, Order, context_of, sampling_of
-from gateway.planning import Layout, Planner, media_digest
+from gateway.patience import PATIENCE_S, soon
+from gateway.planning import Keys, Layout, Planner, seal
 from gateway.prompt import ExpandedPrompt, PromptBuilder
+from gateway.relay import Relay
 from gateway.routing import Endpoint, prefix_key
 from gateway.timeline import Timeline
-
-logger = logging.getLogger(__name__)
-
-Found = TypeVar("Found")
-
-_PATIENCE_S = 3.0  # how long a request waits for a peer to come (back)
-_POLL_S = 0.05
 
 
 class Pipeline:
@@ -70,7 +62,7 @@ class Pipeline:
         self._planner = planner
         self._prompts = prompts
         self._processor = processor
-        self._metrics = metrics
+        self._relay = Relay(fleet, metrics)
         self._names = config.served_model_name or (_name(config.model),)
         self._created = int(time.time())
         self.admission = Admission(
@@ -93,7 +85,13 @@ class Pipeline:
                     prompt = await self._prompt(job, layouts)
                 decoder = await self._decoder(job, prompt, media)
                 order = await self._order(job, prompt, decoder, media, layouts)
-            async with aclosing(self._fly(job, order, decoder, timeline)) as events:
+            flown = self._relay.fly(
+                order,
+                decoder=decoder,
+                choices=lambda: self._choices(job),
+                timeline=timeline,
+            )
+            async with aclosing(flown) as events:
                 async for event in events:
                     yield event
 
@@ -162,8 +160,8 @@ class Pipeline:
         located = list(zip(prompt.offsets, contents, strict=True))
         key = prefix_key(job.tenant_salt, prompt.token_ids, located)
         size = len(prompt.token_ids)
-        return await _soon(
-            lambda: self._fleet.decoders.pick(key, tokens=size), "no decoder is available"
+        return await soon(
+            lambda: self._fleet.decoders.pick(key, tokens=size), otherwise=_missing("decoder")
         )
 
     async def _order(
@@ -187,10 +185,21 @@ class Pipeline:
             )
         items: tuple[Item, ...] = ()
         if media:
-            tower = await _soon(
-                lambda: self._fleet.encoders.tower_for(decoder), "no encoder is available"
+            tower = await soon(
+                lambda: self._fleet.encoders.tower_for(decoder), otherwise=_missing("encoder")
             )
-            items = self._items(job, prompt, media, layouts, tower)
+            keys = Keys(tower=tower, processor=self._processor, salt=job.tenant_salt)
+            items = tuple(
+                Item(
+                    index=index,
+                    plan=seal(layout, medium, keys),
+                    data=medium.data,
+                    prompt_offset=prompt.offsets[index],
+                    param=medium.part.param,
+                    tower=tower,
+                )
+                for index, (medium, layout) in enumerate(zip(media, layouts, strict=True))
+            )
         return Order(
             context=context_of(job),
             token_ids=prompt.token_ids,
@@ -198,61 +207,8 @@ class Pipeline:
             sampling=sampling_of(job.sampling, room=room),
         )
 
-    def _items(
-        self,
-        job: Job,
-        prompt: ExpandedPrompt,
-        media: Sequence[Medium],
-        layouts: Sequence[Layout],
-        tower: bytes,
-    ) -> tuple[Item, ...]:
-        items = []
-        for index, (medium, layout) in enumerate(zip(media, layouts, strict=True)):
-            digest = media_digest(
-                medium.sha256,
-                layout.to_plan(media_bytes=len(medium.data)),
-                tower=tower,
-                processor=self._processor,
-                salt=job.tenant_salt,
-            )
-            plan = layout.to_plan(media_bytes=len(medium.data), digest=digest)
-            offset = prompt.offsets[index]
-            items.append(Item(index, plan, medium.data, offset, medium.part.param, tower))
-        return tuple(items)
-
-    async def _fly(
-        self, job: Job, order: Order, decoder: Endpoint, timeline: Timeline
-    ) -> AsyncGenerator[Event, None]:
-        """Encode and generate at once. A decoder that fails before the first event is replaced."""
-        failed: set[Endpoint] = set()
-        while True:
-            flight = Flight(
-                order,
-                decoder=decoder,
-                choices=Choices(job.sampling.n, self._detokenizers(job)),
-                fleet=self._fleet,
-                timeline=timeline,
-                metrics=self._metrics,
-            )
-            answered = False
-            try:
-                async for event in flight.events():
-                    answered = True
-                    yield event
-                return
-            except ChiasmError:
-                failed.add(decoder)
-                other = self._fleet.decoders.pick(b"", tokens=len(order.token_ids), exclude=failed)
-                if answered or not flight.decoder_failed or len(failed) > 1 or other is None:
-                    raise
-                logger.info("%s: moves to decoder %s", job.request_id, other.address)
-                self._metrics.migrations.inc()
-                decoder = other
-            finally:
-                await flight.close()
-
-    def _detokenizers(self, job: Job) -> Callable[[], Detokenizer]:
-        return lambda: Detokenizer(self._prompts.vocabulary, job.stop)
+    def _choices(self, job: Job) -> Choices:
+        return Choices(job.sampling.n, lambda: Detokenizer(self._prompts.vocabulary, job.stop))
 
 
 def _name(model: str) -> str:
@@ -261,10 +217,5 @@ def _name(model: str) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
-async def _soon(find: Callable[[], Found | None], otherwise: str) -> Found:
-    """Waits a moment for what may be just restarting. Raises Unavailable."""
-    for _ in range(round(_PATIENCE_S / _POLL_S)):
-        if (found := find()) is not None:
-            return found
-        await asyncio.sleep(_POLL_S)
-    raise Unavailable(otherwise, retry_after_s=_PATIENCE_S)
+def _missing(role: str) -> Unavailable:
+    return Unavailable(f"no {role} is available", retry_after_s=PATIENCE_S)

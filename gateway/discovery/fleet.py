@@ -201,4 +201,5 @@ def _endpoint(address: str, description: common_pb2.Description) -> Endpoint:
         rows=rows,
         tower=description.digests.tower,
         max_model_len=description.max_model_len,
+        language_model=description.digests.language_model,
     )

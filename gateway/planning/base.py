@@ -29,11 +29,11 @@ class Layout:
         """Pixels the tower sees, all frames."""
         return self.resized_height * self.resized_width * max(1, len(self.frame_indices))
 
-    def to_plan(self, *, media_bytes: int, digest: bytes = b"") -> MediaPlan:
-        """The plan as encoder and decoder get it."""
+    def to_plan(self, *, media_bytes: int) -> MediaPlan:
+        """The plan as encoder and decoder get it, but for its digest."""
         header = self.header
         return MediaPlan(
-            digest=digest,
+            digest=b"",
             family=self.family,
             modality=header.modality,
             source_height=header.height,

@@ -29,6 +29,7 @@ class Endpoint:
     rows: RowFormat
     tower: bytes
     max_model_len: int = 0
+    language_model: bytes = b""
 
     def fits(self, other: Endpoint) -> bool:
         """Whether rows made by one are taken by the other. Unknown towers fit any."""

@@ -19,16 +19,26 @@ class DecoderRouter(Router):
     """Chooses decoders by prefix and load."""
 
     def pick(
-        self, prefix: bytes, *, tokens: int, exclude: Collection[Endpoint] = ()
+        self,
+        prefix: bytes,
+        *,
+        tokens: int,
+        like: Endpoint | None = None,
+        exclude: Collection[Endpoint] = (),
     ) -> Endpoint | None:
         """The decoder for a request; None when there is none.
 
         Args:
             prefix: From `prefix_key`.
             tokens: Of the prompt.
+            like: Only decoders of this one's language model: what it began they can go on with.
             exclude: Endpoints not to choose; one that restarted is another.
         """
-        seats = self._open(exclude)
+        seats = [
+            seat
+            for seat in self._open(exclude)
+            if like is None or seat.endpoint.language_model == like.language_model
+        ]
         if not seats:
             return None
         owner = max(seats, key=lambda seat: rank(prefix, seat.endpoint.address))

@@ -238,7 +238,10 @@ async def test_cancelling_before_the_first_event_cancels_everything(make_rig: Ri
     assert rig.pipeline.admission.inflight == 0
 
 
-async def test_a_decoder_that_fails_before_the_first_token_is_replaced(make_rig: RigMaker) -> None:
+async def test_a_decoder_that_fails_before_the_first_token_is_replaced(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
     decoders = [FakeDecoder(Script(refuse=Unavailable("down"))) for _ in range(2)]
     rig = await make_rig(decoders=decoders)
     with pytest.raises(Unavailable):
@@ -250,7 +253,50 @@ async def test_a_decoder_that_fails_before_the_first_token_is_replaced(make_rig:
     await rig.settle()
 
 
-async def test_a_decoder_that_dies_mid_stream_fails_the_stream(make_rig: RigMaker) -> None:
+async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> None:  # noqa: ANN001
+    ids = prompts.encode_text("one two three four five six")
+    scripts = [Script(token_ids=ids, die_after=4, token_s=0.02) for _ in range(2)]
+    decoders = [FakeDecoder(script) for script in scripts]
+    rig = await make_rig(decoders=decoders)
+    job = chat("x", picture(png()), sampling=Sampling(max_tokens=100, n=2))
+    running = asyncio.create_task(collect(rig.pipeline, job))
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    (second,) = (d for d in decoders if not d.generations)
+    second.script.die_after = None
+    events = await running
+    assert text_of(events, 0) == text_of(events, 1) == "one two three four five six"
+    assert isinstance(events[-1], JobDone)
+    (first,) = (d for d in decoders if d is not second)
+    before, after = first.generations[0].start, second.generations[0].start
+    assert [list(r.output_ids) for r in after.resume_from] == [list(ids[:4])] * 2
+    assert after.prompt_token_ids == before.prompt_token_ids
+    assert after.sampling == before.sampling  # the seed too: the draws go on
+    assert events[-1].usage.completion_tokens == 2 * len(ids)
+    await rig.settle()
+
+
+async def test_a_choice_that_had_ended_is_stopped_at_the_next_decoder(make_rig: RigMaker) -> None:
+    script = Script(per_choice={0: (70,), 1: (71,) * 9}, die_after=3, token_s=0.02)
+    decoders = [FakeDecoder(script), FakeDecoder(script)]
+    rig = await make_rig(decoders=decoders)
+    running = asyncio.create_task(
+        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=20, n=2)))
+    )
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    (second,) = (d for d in decoders if not d.generations)
+    second.script = Script(token_ids=(71,) * 9, token_s=0.02)
+    events = await running
+    assert second.generations[0].stopped == {0}
+    assert [e.choice for e in events if isinstance(e, ChoiceDone)] == [0, 1]
+    assert sum(len(e.token_ids) for e in events if isinstance(e, Delta)) == 1 + 9
+
+
+async def test_a_decoder_that_dies_mid_stream_and_has_no_heir_fails_the_stream(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
     decoder = FakeDecoder(Script(token_ids=(70,) * 9, die_after=3, token_s=0.02))
     rig = await make_rig(decoders=[decoder])
     seen = []
