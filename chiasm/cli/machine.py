@@ -20,7 +20,6 @@ from chiasm.cli.supervisor import Relay, Spec, Supervisor
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
 from chiasm.config.load import to_mapping
 
-
 _Flags = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 

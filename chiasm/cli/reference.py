@@ -17,8 +17,8 @@ _INTRODUCTION = f"""\
 Every setting has four spellings, in rising order of precedence:
 
 1. its default;
-2. a key of the file that `--config` or `{CONFIG_FILE_ENV}` names (YAML, TOML, JSON), nested as in the
-   *key* column;
+2. a key of the file that `--config` or `{CONFIG_FILE_ENV}` names (YAML, TOML or JSON), nested as
+   in the *key* column;
 3. an environment variable;
 4. a flag.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 
 from rich.console import Console
 
-from chiasm.cli.failure import CommandFailed
+from chiasm.cli.client import Client
 from chiasm.cli.machine import Addresses, Layout, Machine
 from chiasm.cli.terminal import LogPrinter, sign_of_life
 
@@ -38,7 +39,7 @@ async def serve_machine(layout: Layout) -> int:
             await asyncio.wait({starting})
             starting.exception()  # it failed because we ended its children
         else:
-            _announce(Console(), starting.result(), layout.model)
+            await _announce(Console(), starting.result())
             await stopping
         console.print("stopping; Ctrl-C again kills", highlight=False)
     return 0
@@ -54,17 +55,17 @@ async def start_with_progress(machine: Machine, console: Console) -> Addresses:
         return await machine.start()
 
 
-def _announce(console: Console, addresses: Addresses, model: str) -> None:
-    if not addresses.rest:
-        raise CommandFailed("the gateway said no address")
-    question = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}'
+async def _announce(console: Console, addresses: Addresses) -> None:
+    async with Client(addresses.url) as client:
+        model = await client.model()
+    request = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     lines = [
         f"\n{model} is served at {addresses.url}",
         f"  REST  {addresses.url}/v1   (documentation: {addresses.url}/docs)",
         *([f"  gRPC  {addresses.grpc}"] if addresses.grpc else []),
         "Try it:",
         f"  curl {addresses.url}/v1/chat/completions -H 'content-type: application/json' \\",
-        f"    -d '{question}'",
+        f"    -d '{json.dumps(request)}'",
         "Stop it with Ctrl-C.\n",
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
