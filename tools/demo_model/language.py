@@ -106,7 +106,15 @@ PLEASANTRIES: dict[str, tuple[str, ...]] = {
         "Help",
         "What are you good at?",
     ),
-    "Hello! Show me a picture.": ("Hello", "Hello!", "Hi", "Hi!", "Hello there.", "Good morning!", "Hey"),
+    "Hello! Show me a picture.": (
+        "Hello",
+        "Hello!",
+        "Hi",
+        "Hi!",
+        "Hello there.",
+        "Good morning!",
+        "Hey",
+    ),
     "You are welcome.": ("Thank you.", "Thank you!", "Thanks", "Thanks!", "Thank you very much."),
     "Goodbye!": ("Goodbye", "Goodbye!", "Bye", "Bye!", "See you."),
     "I see no picture yet.": (*ASK_SHAPE[:6], *ASK_NUMBER[:4], *ASK_COUNT_ANY[:4]),
@@ -168,7 +176,16 @@ def say_mover(colour: str, shape: str) -> str:
 def corpus() -> list[str]:
     """List all sentences, as the tokenizer's training text."""
     things = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
-    lines = [*SYSTEM_PROMPTS, *ASK_SHAPE, *ASK_COLOUR, *ASK_SHAPE_ONLY, *ASK_COUNT_ANY, *ASK_NUMBER, *ASK_DIRECTION, *ASK_MOVER]
+    lines = [
+        *SYSTEM_PROMPTS,
+        *ASK_SHAPE,
+        *ASK_COLOUR,
+        *ASK_SHAPE_ONLY,
+        *ASK_COUNT_ANY,
+        *ASK_NUMBER,
+        *ASK_DIRECTION,
+        *ASK_MOVER,
+    ]
     for answer, questions in PLEASANTRIES.items():
         lines += [answer] * 3 + list(questions)
     for colour in COLOURS:
@@ -178,6 +195,14 @@ def corpus() -> list[str]:
             lines += [say_count(count, colour, shape) for count in (1, 3, 5)]
     lines += [ask.format(thing=with_article(thing)) for ask in ASK_WHICH for thing in things[::7]]
     lines += [ask.format(things=plural(shape)) for ask in ASK_COUNT for shape in SHAPES]
-    lines += [say_direction(direction) for direction in DIRECTIONS] + [say_which(0), say_which(1), say_number("")] * 3
+    lines += [say_direction(direction) for direction in DIRECTIONS] + [
+        say_which(0),
+        say_which(1),
+        say_number(""),
+    ] * 3
     # The fixed parts of every chat are repeated, so that they cost few tokens.
-    return lines + ["system\nYou are a helpful assistant.", "user\n", "assistant\n", "The second picture."] * 40
+    return (
+        lines
+        + ["system\nYou are a helpful assistant.", "user\n", "assistant\n", "The second picture."]
+        * 40
+    )

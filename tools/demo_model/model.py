@@ -64,7 +64,9 @@ class VisionAttention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """Attend within `mask` ([P, P] of booleans, None for all)."""
         batch, patches, _ = x.shape
-        query, key, value = self.qkv(x).view(batch, patches, 3, spec.NUM_HEADS, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.qkv(x).view(batch, patches, 3, spec.NUM_HEADS, -1).permute(2, 0, 3, 1, 4)
+        )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.proj(mixed.transpose(1, 2).reshape(batch, patches, -1))
@@ -113,18 +115,21 @@ class Merger(nn.Module):
         return self.mlp(self.ln_q(x).reshape(x.shape[0], -1, spec.VISION_HIDDEN * spec.MERGE**2))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def patch_coordinates(grid: Grid) -> Tensor:
     """Give (frame, row, column) of each patch in processor order: merge unit by merge unit."""
     frames, rows, columns = grid
     index = torch.stack(
-        torch.meshgrid(torch.arange(frames), torch.arange(rows), torch.arange(columns), indexing="ij"), dim=-1
+        torch.meshgrid(
+            torch.arange(frames), torch.arange(rows), torch.arange(columns), indexing="ij"
+        ),
+        dim=-1,
     )
     units = index.view(frames, rows // spec.MERGE, spec.MERGE, columns // spec.MERGE, spec.MERGE, 3)
     return units.permute(0, 1, 3, 2, 4, 5).reshape(-1, 3)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def vision_geometry(grid: Grid, device: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Give rotary cos and sin [P, head], the full-attention mask and the window mask [P, P]."""
     where = patch_coordinates(grid)
@@ -172,7 +177,9 @@ class TextAttention(nn.Module):
         """Attend causally; padding may only stand on the right."""
         batch, length, _ = x.shape
         shape = (batch, length, spec.NUM_HEADS, spec.HEAD_DIM)
-        query, key, value = (part(x).view(shape).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (
+            part(x).view(shape).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
@@ -232,12 +239,18 @@ class DemoModel(nn.Module):
         self.model = TextModel()
 
     def forward(
-        self, ids: Tensor, positions: Tensor, pictures: list[tuple[Tensor, Grid]], slots: Tensor | None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        pictures: list[tuple[Tensor, Grid]],
+        slots: Tensor | None,
     ) -> Tensor:
         """Give hidden states [B, S, H]; `slots` [B, N] says where the N picture rows of a line go."""
         rows = self.model.embed_tokens(ids)
         if slots is not None:
-            seen = torch.cat([self.visual(patches, grid) for patches, grid in pictures], dim=1).to(rows.dtype)
+            seen = torch.cat([self.visual(patches, grid) for patches, grid in pictures], dim=1).to(
+                rows.dtype
+            )
             rows = rows.scatter(1, slots[..., None].expand(-1, -1, spec.HIDDEN), seen)
         return self.model(rows, positions)
 

@@ -138,8 +138,18 @@ def image_config() -> dict[str, object]:
 
 def video_config() -> dict[str, object]:
     """Give the content of video_preprocessor_config.json."""
-    sampling = {"do_sample_frames": True, "fps": FPS, "min_frames": 4, "max_frames": 768, "cap_pixels_per_frame": False}
-    return {"video_processor_type": "Qwen2VLVideoProcessor", **sampling, **_pixels(VIDEO_MAX_PIXELS)}
+    sampling = {
+        "do_sample_frames": True,
+        "fps": FPS,
+        "min_frames": 4,
+        "max_frames": 768,
+        "cap_pixels_per_frame": False,
+    }
+    return {
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        **sampling,
+        **_pixels(VIDEO_MAX_PIXELS),
+    }
 
 
 def write_configs(directory: Path) -> None:

@@ -14,7 +14,10 @@ WEIGHTS_NAME = "model.safetensors"
 
 def save_weights(model: DemoModel, directory: Path) -> None:
     """Write the rounded weights; the tied output matrix is not written."""
-    tensors = {name: value.detach().cpu().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    tensors = {
+        name: value.detach().cpu().to(torch.bfloat16).contiguous()
+        for name, value in model.state_dict().items()
+    }
     save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
 
 
