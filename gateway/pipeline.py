@@ -144,11 +144,17 @@ class Pipeline:
         """Token ids with one run of placeholders per medium."""
         if isinstance(job, ChatJob):
             rendered = await asyncio.to_thread(
-                self._prompts.render, job.messages, tools=job.tools, options=job.template_options
+                self._prompts.render,
+                job.messages,
+                tools=job.tools,
+                options=job.template_options,
+                limit=self._fleet.decoders.max_model_len,
             )
             return self._prompts.expand(rendered, [layout.num_rows for layout in layouts])
         if isinstance(job.prompt, str):
-            ids = await asyncio.to_thread(self._prompts.encode_text, job.prompt)
+            ids = await asyncio.to_thread(
+                self._prompts.encode_text, job.prompt, limit=self._fleet.decoders.max_model_len
+            )
         else:
             self._prompts.check_ids(job.prompt, param="prompt")
             ids = job.prompt

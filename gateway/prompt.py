@@ -70,8 +70,16 @@ class PromptBuilder:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
+        limit: int = 0,
     ) -> RenderedPrompt:
         """Applies the chat template and tokenizes.
+
+        Args:
+            messages: The conversation.
+            tools: Tool definitions, for the template.
+            options: Further variables of the template.
+            limit: Most tokens the caller can use; text that must have more is not tokenized.
+                0 = any.
 
         Raises:
             InvalidRequest: The template refuses the messages, or has no slot for one of the media.
@@ -85,6 +93,7 @@ class PromptBuilder:
             tools=guard(list(tools)),
             options=guard(options or {}),
         )
+        self._check_length(text, limit, "messages")
         ids = self.vocabulary.encode_sealed(self.vocabulary.specials.seal(text))
         slots = self._slots(ids)
         media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
@@ -112,8 +121,15 @@ class PromptBuilder:
         ids.extend(rendered.token_ids[done:])
         return ExpandedPrompt(tuple(ids), tuple(offsets))
 
-    def encode_text(self, text: str, *, parse_special: bool = False) -> tuple[int, ...]:
-        """Ids of a plain prompt; names of special tokens in it count only if asked for."""
+    def encode_text(
+        self, text: str, *, parse_special: bool = False, limit: int = 0
+    ) -> tuple[int, ...]:
+        """Ids of a plain prompt; names of special tokens in it count only if asked for.
+
+        Raises:
+            InvalidRequest: It must have more than `limit` tokens (0 = any number will do).
+        """
+        self._check_length(text, limit, "prompt")
         if parse_special:
             return tuple(self.vocabulary.encode_with_specials(text))
         return tuple(self.vocabulary.encode(text))
@@ -139,6 +155,11 @@ class PromptBuilder:
     def media_token_ids(self) -> frozenset[int]:
         """Ids that stand for rows of embeddings."""
         return frozenset(self._kinds)
+
+    def _check_length(self, text: str, limit: int, param: str) -> None:
+        """Saves tokenizing what cannot fit. Normalizing shortens text 4:1 at most."""
+        if limit and len(text) > 4 * self.vocabulary.longest * limit:
+            raise InvalidRequest(f"the prompt has more than {limit} tokens", param=param)
 
     def _slots(self, ids: Sequence[int]) -> tuple[Slot, ...]:
         kinds = self._kinds

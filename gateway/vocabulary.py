@@ -50,6 +50,11 @@ class Vocabulary:
         """Ids of the tokenizer, added tokens included."""
         return int(self._plain.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def longest(self) -> int:
+        """Characters (byte-level: bytes) of the longest token."""
+        return max(map(len, self._plain.get_vocab(with_added_tokens=True)))
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids that never become text."""

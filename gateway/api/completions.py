@@ -27,13 +27,14 @@ async def completions(request: Request) -> Response:
     """
     face = face_of(request)
     body = await read_body(request, CompletionBody, max_bytes=face.max_body_bytes)
-    jobs = raw_jobs(body, caller_of(request), vocab_size=face.vocab_size)
+    caller = caller_of(request)
+    jobs = raw_jobs(body, caller, vocab_size=face.vocab_size)
     _check_ids(face, jobs)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     timings = bool(body.return_timings)
     wire = TextWire(
         Reply(
-            id=f"cmpl-{jobs[0].request_id}",
+            id=f"cmpl-{caller.request_id}",
             model=body.model,
             bytes_of=face.prompts.vocabulary.bytes_of,
             logprobs=body.logprobs is not None,

@@ -264,6 +264,18 @@ def test_names_of_special_tokens_count_only_when_asked(demo: PromptBuilder) -> N
     assert demo.vocabulary.decode(demo.encode_text("a<|im_end|>")) == "a<|im_end|>"
 
 
+def test_text_that_cannot_fit_is_not_tokenized(demo: PromptBuilder) -> None:
+    huge = "x " * 100_000
+    for refused in (
+        lambda: demo.render([text(huge)], limit=50),
+        lambda: demo.encode_text(huge, limit=50),
+    ):
+        with pytest.raises(InvalidRequest, match="more than 50 tokens"):
+            refused()
+    ids = demo.encode_text("x " * 100)
+    assert demo.encode_text("x " * 100, limit=len(ids)) == ids
+
+
 def test_ids_are_checked(demo: PromptBuilder) -> None:
     demo.check_ids([0, 1], param="prompt")
     for bad in ([demo.vocab_size], [*demo.media_token_ids][:1]):
