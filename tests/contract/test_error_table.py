@@ -46,11 +46,11 @@ class Failing(gateway_pb2_grpc.GatewayServicer):
 
     async def Chat(  # noqa: N802
         self, request: gateway_pb2.ChatRequest, context: object
-    ) -> AsyncIterator[gateway_pb2.ChatEvent]:
+    ) -> AsyncIterator[gateway_pb2.ChatResponse]:
         if request.model == "crash":
             raise ZeroDivisionError("secret detail")
         raise example(all_errors()[request.model])
-        yield gateway_pb2.ChatEvent()
+        yield gateway_pb2.ChatResponse()
 
     async def ListModels(  # noqa: N802
         self, request: gateway_pb2.ListModelsRequest, context: object

@@ -1,0 +1,262 @@
+"""One decoder of the model: the real receiver, a slab of names, and the strictest engine there is.
+
+The engine serves requests first come, first served: only the oldest unfinished one consumes rows.
+Whatever waits behind it must not be able to hold it up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from chiasm.plan import Cause, Promise, Source, Span
+from chiasm.rows import RowFormat
+from chiasm.v1 import encoder_pb2
+from decoder_svc.embeddings.events import (
+    Accepted,
+    Broken,
+    Cancel,
+    Demand,
+    Failed,
+    Fence,
+    Fenced,
+    FetchCommand,
+    Grant,
+    Landed,
+    Notice,
+    Open,
+    Quiesced,
+    Ready,
+)
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from encoder_svc.fetch_session import FetchOpening
+from tests.contract.transfer_model.encoder_host import (
+    FORMAT,
+    ROW,
+    EncoderHost,
+    FetchWire,
+    Violation,
+)
+
+PAGES = 5
+PAGE_ROWS = 2
+MAX_RUNNING = 3
+WINDOW_ROWS = 4
+
+
+@dataclass(eq=False)
+class Running:
+    """One request as the engine sees it."""
+
+    request_id: str
+    digests: list[bytes]  # by item
+    num_rows: list[int]
+    consumed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.consumed = self.consumed or [0] * len(self.digests)
+
+    @property
+    def done(self) -> bool:
+        return self.consumed == self.num_rows
+
+
+class DecoderHost:
+    """Receiver, slab and engine; executes the receiver's commands on the model's network."""
+
+    def __init__(
+        self, name: str, hosts: Mapping[str, EncoderHost], tell: Callable[[Notice], None]
+    ) -> None:
+        self.name = name
+        self.requests: list[Running] = []  # by arrival
+        self.fences: list[Fence] = []
+        self.wires: dict[bytes, FetchWire] = {}  # open ones
+        self.cells: list[tuple[bytes, int] | None] = [None] * (PAGES * PAGE_ROWS)
+        self._owners: dict[int, bytes] = {}  # page: the fetch it was last granted to
+        self._hosts = hosts
+        self._tell = tell
+        ids = itertools.count(1)
+        self.receiver = EmbeddingReceiver(
+            pages=PAGES,
+            page_rows=PAGE_ROWS,
+            row_bytes=ROW,
+            reserve_rows=3,
+            row_format=FORMAT,
+            new_id=lambda: f"{name}{next(ids)}".encode(),
+        )
+
+    # The engine.
+
+    def add(self, request_id: str, promises: list[Promise]) -> None:
+        self.requests.append(
+            Running(
+                request_id,
+                [p.plan.digest for p in promises],
+                [p.plan.num_rows for p in promises],
+            )
+        )
+        self.receiver.add(request_id, promises)
+        self.step()
+
+    def step(self) -> None:
+        """Grants for the next rows of those admitted, then commands and notices go out."""
+        self.receiver.grant(
+            [
+                Demand(r.request_id, item, Span(r.consumed[item], r.consumed[item] + WINDOW_ROWS))
+                for r in self.requests[:MAX_RUNNING]
+                for item in range(len(r.digests))
+                if r.consumed[item] < r.num_rows[item]
+            ]
+        )
+        self.flush()
+
+    def consume(self) -> bool:
+        """The oldest request prefills what has landed next; whether there was anything."""
+        if not self.requests:
+            return False
+        oldest = self.requests[0]
+        item = next(
+            (i for i, rows in enumerate(oldest.num_rows) if oldest.consumed[i] < rows), None
+        )
+        if item is not None:
+            begin = oldest.consumed[item]
+            end = self.receiver.landed_until(oldest.request_id, item, begin)
+            if end == begin:
+                return False
+            self._compare(oldest, item, Span(begin, end))
+            oldest.consumed[item] = end
+            self.receiver.consume(oldest.request_id, item, end)
+        self.flush()
+        if oldest.done:
+            self.leave(oldest.request_id)
+        return True
+
+    def _compare(self, request: Running, item: int, span: Span) -> None:
+        runs = self.receiver.locate(request.request_id, item, span)
+        found = [self.cells[run.first_slab_row + i] for run in runs for i in range(run.num_rows)]
+        wanted = [(request.digests[item], row) for row in range(span.begin, span.end)]
+        if found != wanted:
+            raise Violation(f"{request.request_id} got {found} for {wanted}")
+
+    def preempt(self, request: Running, item: int, row: int) -> None:
+        """The request loses its KV pages from a row of an item on."""
+        needed = {item: min(row, request.consumed[item])}
+        for later in range(item + 1, len(request.digests)):
+            needed[later] = 0
+        for index, first in needed.items():
+            request.consumed[index] = first
+        self.receiver.preempt(request.request_id, needed)
+        self.flush()
+
+    def leave(self, request_id: str) -> None:
+        """Finished, failed or aborted."""
+        self.requests = [r for r in self.requests if r.request_id != request_id]
+        self.receiver.release(request_id)
+        self.flush()
+
+    def redirect(self, request_id: str, item: int, part: int, attempt: int, source: Source) -> None:
+        self.receiver.redirect(request_id, item, part, attempt, source)
+        self.flush()
+
+    def add_source(
+        self, request_id: str, item: int, part: int, attempt: int, source: Source
+    ) -> None:
+        self.receiver.add_source(request_id, item, part, attempt, source)
+        self.flush()
+
+    # The fetcher.
+
+    def flush(self) -> None:
+        for command in self.receiver.take_commands():
+            self._execute(command)
+        for notice in self.receiver.take_notices():
+            self._tell(notice)
+
+    def _execute(self, command: FetchCommand) -> None:
+        match command:
+            case Open():
+                self._open(command)
+            case Grant():
+                if (wire := self.wires.get(command.fetch_id)) is not None:
+                    for place in command.destinations:
+                        self._owners[place.address // (PAGE_ROWS * ROW)] = command.fetch_id
+                    grant = encoder_pb2.FetchGrant(
+                        segment=command.segment,
+                        destinations=[place.to_proto() for place in command.destinations],
+                    )
+                    wire.up.send(grant)
+            case Cancel():
+                if (wire := self.wires.get(command.fetch_id)) is not None:
+                    wire.up.send("cancel")
+            case Fence():
+                self.fences.append(command)
+
+    def _open(self, command: Open) -> None:
+        wire = FetchWire(command.fetch_id, self._write_row)
+        host = self._hosts[command.source.endpoint]
+        host.open_fetch(wire, lambda message: self._on_fetch(wire, message))
+        self.wires[command.fetch_id] = wire
+        wire.up.send(
+            FetchOpening(
+                fetch_id=command.fetch_id,
+                digest=command.digest,
+                rows=command.rows,
+                encode_id=command.source.encode_id,
+                encoder_epoch=command.source.encoder_epoch,
+                format=FORMAT,
+            )
+        )
+
+    def _write_row(self, fetch_id: bytes, address: int, digest: bytes, row: int) -> None:
+        slab_row = address // ROW
+        owner = self._owners.get(slab_row // PAGE_ROWS)
+        if owner != fetch_id:
+            raise Violation(f"a row of {fetch_id!r} was written into a page granted to {owner!r}")
+        self.cells[slab_row] = (digest, row)
+
+    def break_fetch(self, wire: FetchWire) -> None:
+        """The stream breaks: we hear of it now, the encoder after what is in flight to it."""
+        wire.broken = True
+        wire.down.drop()
+        wire.up.send("broken")
+        self._on_fetch(wire, "broken")
+
+    def _on_fetch(self, wire: FetchWire, message: object) -> None:
+        fetch_id = wire.fetch_id
+        if fetch_id not in self.wires:
+            return
+        if message == "broken":
+            del self.wires[fetch_id]
+            self.receiver.on_event(Broken(fetch_id))
+        else:
+            assert isinstance(message, encoder_pb2.FetchResponse)
+            self._on_response(fetch_id, message)
+        self.flush()
+
+    def _on_response(self, fetch_id: bytes, response: encoder_pb2.FetchResponse) -> None:
+        match response.WhichOneof("kind"):
+            case "accepted":
+                self.receiver.on_event(Accepted(fetch_id))
+            case "ready":
+                rows = Span.from_proto(response.ready.rows)
+                row_format = RowFormat.from_proto(response.ready.format)
+                self.receiver.on_event(Ready(fetch_id, response.ready.segment, rows, row_format))
+            case "written":
+                written = response.written
+                self.receiver.on_event(Landed(fetch_id, written.segment, written.seq))
+            case "error":
+                cause = Cause.from_proto(response.error.cause)
+                self.receiver.on_event(Failed(fetch_id, cause, response.error.message))
+            case "quiesced":
+                del self.wires[fetch_id]
+                self.receiver.on_event(Quiesced(fetch_id))
+
+    def try_fence(self, fence: Fence) -> bool:
+        """One Fence call; whether it was answered."""
+        if not self._hosts[fence.endpoint].fenced(fence.fetch_id, fence.epoch):
+            return False
+        self.fences.remove(fence)
+        self.receiver.on_event(Fenced(fence.fetch_id))
+        self.flush()
+        return True
