@@ -53,7 +53,7 @@ async def messages(call: _Readable[T]) -> AsyncIterator[T]:
     while True:
         with typed_errors():
             message = await call.read()
-        if message is grpc.aio.EOF:
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             return
         yield message
 

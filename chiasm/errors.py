@@ -1,27 +1,28 @@
 """The one error tree and its one status table, used by REST, by gRPC and inside streams.
 
-    ChiasmError
-    ├── InvalidRequest          400  the client's fault; `param` names the part
-    │   ├── InvalidMedia        400  bytes that are not the picture or clip they claim to be
-    │   └── TooLarge            413  over a limit on bytes, pixels, frames, tokens
-    ├── Unauthenticated         401
-    ├── PermissionDenied        403
-    ├── NotFound                404
-    │   └── ModelNotFound       404
-    ├── MethodNotAllowed        405
-    ├── UnsupportedMediaType    415
-    ├── ResourceExhausted       429  full: try again later
-    ├── Cancelled               499  the client went away
-    ├── Unavailable             503  a service is not there: try again
-    │   ├── ContractMismatch    503  it is there but does not fit
-    │   └── EmbeddingLost       503  rows could not be had from any encoder
-    ├── DeadlineExceeded        504
-    └── Internal                500  our fault; clients never see a traceback
+ChiasmError
+├── InvalidRequest          400  the client's fault; `param` names the part
+│   ├── InvalidMedia        400  bytes that are not the picture or clip they claim to be
+│   └── TooLarge            413  over a limit on bytes, pixels, frames, tokens
+├── Unauthenticated         401
+├── PermissionDenied        403
+├── NotFound                404
+│   └── ModelNotFound       404
+├── MethodNotAllowed        405
+├── UnsupportedMediaType    415
+├── ResourceExhausted       429  full: try again later
+├── Cancelled               499  the client went away
+├── Unavailable             503  a service is not there: try again
+│   ├── ContractMismatch    503  it is there but does not fit
+│   └── EmbeddingLost       503  rows could not be had from any encoder
+├── DeadlineExceeded        504
+└── Internal                500  our fault; clients never see a traceback
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, cast
 
 import grpc
 
@@ -229,7 +230,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[ChiasmError]] = {
 
 def from_rpc(error: grpc.aio.AioRpcError) -> ChiasmError:
     """Turns a failed rpc into the error its server raised, or into the nearest by status code."""
-    for key, value in error.trailing_metadata() or ():
+    metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    for key, value in metadata:
         if key == ERROR_METADATA_KEY and isinstance(value, bytes):
             return from_detail(common_pb2.ErrorDetail.FromString(value))
     cls = _BY_STATUS.get(error.code(), Internal)

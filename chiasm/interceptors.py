@@ -17,15 +17,15 @@ from chiasm.errors import ERROR_METADATA_KEY, ChiasmError, Internal
 
 logger = logging.getLogger(__name__)
 
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]  # a handler or None
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Turns raised `ChiasmError`s into gRPC statuses."""
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         """Wraps the handler; unknown methods pass through."""
         handler = await continuation(handler_call_details)
         if handler is None:

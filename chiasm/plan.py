@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from chiasm.v1 import common_pb2, decoder_pb2
 
@@ -36,7 +37,7 @@ class Cause(StrEnum):
 
     def to_proto(self) -> common_pb2.Cause:
         """The wire value."""
-        return common_pb2.Cause.Value(f"CAUSE_{self.name}")
+        return cast("common_pb2.Cause", common_pb2.Cause.Value(f"CAUSE_{self.name}"))
 
     @classmethod
     def from_proto(cls, value: common_pb2.Cause) -> Cause:
@@ -114,7 +115,7 @@ class MediaPlan:
         return common_pb2.MediaPlan(
             digest=self.digest,
             family=self.family,
-            modality=common_pb2.Modality.Value(f"MODALITY_{self.modality.name}"),
+            modality=f"MODALITY_{self.modality.name}",
             source_height=self.source_height,
             source_width=self.source_width,
             resized_height=self.resized_height,

@@ -33,7 +33,7 @@ class RowFormat:
         return common_pb2.RowFormat(
             hidden_size=self.hidden_size,
             levels=self.levels,
-            dtype=common_pb2.DType.Value(f"DTYPE_{self.dtype.upper()}"),
+            dtype=f"DTYPE_{self.dtype.upper()}",
         )
 
     @classmethod

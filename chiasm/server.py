@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -48,14 +49,14 @@ class Server:
         port: int,
         *,
         drain_s: float = 30.0,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         self.grpc = grpc.aio.server(
             interceptors=(ErrorInterceptor(), *interceptors), options=SERVER_OPTIONS
         )
         self._host = host
         self._drain_s = drain_s
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names: tuple[str, ...] = ()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         try:
