@@ -18,12 +18,24 @@ from tools.demo_model import spec
 from tools.demo_model.draw import DEFAULT_FACE, Size, extra_faces
 from tools.demo_model.encode import Row, encode_sample, pad_rows
 from tools.demo_model.model import Grid
-from tools.demo_model.tasks import Clip, Sample, Setting, make_sample
+from tools.demo_model.tasks import Clip, Mix, Sample, Setting, make_sample
 
 Units = tuple[int, int]
 UNIT = spec.PATCH * spec.MERGE
 BATCH_SIZES = {"one": 512, "two": 320, "clip": 320, "text": 256}
-MIX = {"one": 0.82, "two": 0.08, "clip": 0.08, "text": 0.02}
+KIND_WEIGHTS = {
+    Mix.BROAD: {"one": 0.62, "two": 0.17, "clip": 0.18, "text": 0.03},
+    Mix.NUMBERS: {"one": 0.82, "two": 0.08, "clip": 0.08, "text": 0.02},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a batch is drawn: the curriculum's level, which tasks, which fonts."""
+
+    level: float = 1.0
+    mix: Mix = Mix.BROAD
+    faces: tuple[str, ...] = (DEFAULT_FACE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class Batch:
 
 
 def resized(height: int, width: int, max_pixels: int) -> tuple[int, int]:
-    """Give the size the family's processor resizes a picture to: whole units within the pixel limits."""
+    """Give the size the processor resizes a picture to: whole units within the pixel limits."""
     tall, wide = (max(UNIT, round(side / UNIT) * UNIT) for side in (height, width))
     if tall * wide > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -123,7 +135,7 @@ class Shape:
 def _shapes() -> dict[str, list[Shape]]:
     rng = random.Random("shapes")
     images, clips = _unit_grids(spec.MAX_PIXELS, 3.2), _unit_grids(spec.VIDEO_MAX_PIXELS, 2.6)
-    # What cameras and screens give: squares, 4:3, 3:2, 16:9, upright too, mostly at the pixel limit.
+    # What cameras and screens give: squares, 4:3, 3:2, 16:9, upright too.
     common = [(8, 8), (6, 9), (9, 6), (6, 10), (10, 6), (4, 4), (5, 5), (6, 6), (7, 7), (6, 8)]
     rare = rng.sample([units for units in images if units not in common], 34)
     pairs = [((8, 8), (8, 8)), ((4, 4), (4, 4)), ((6, 9), (6, 9)), ((6, 6), (6, 6))]
@@ -169,30 +181,27 @@ def to_bytes(part: Image.Image | Clip, units: Units) -> np.ndarray:
     return np.stack([np.asarray(frame.resize(size, Image.Resampling.BICUBIC)) for frame in frames])
 
 
-def _draw_row(
-    rng: random.Random, shape: Shape, level: float, faces: tuple[str, ...]
-) -> tuple[Sample, Row]:
+def _draw_row(rng: random.Random, shape: Shape, style: Style) -> tuple[Sample, Row]:
     """Draw one conversation that fits the row length."""
     second_per_grid = 1.0 if rng.random() < 0.7 else rng.uniform(0.7, 1.4)
     while True:
         canvases = tuple(
             (unit[1] * UNIT, unit[0] * UNIT)
-            if level <= 0
+            if style.level <= 0
             else pick_canvas(rng, unit, shape.max_pixels)
             for unit in shape.units
         )
-        sample = make_sample(rng, shape.kind, Setting(canvases, level, faces, shape.num_frames))
+        setting = Setting(canvases, style.level, style.faces, shape.num_frames, style.mix)
+        sample = make_sample(rng, shape.kind, setting)
         row = encode_sample(sample, shape.grids, second_per_grid)
         if len(row.ids) <= shape.length:
             return sample, row
 
 
-def make_batch(
-    rng: random.Random, shape: Shape, batch_size: int, level: float, faces: tuple[str, ...]
-) -> Batch:
+def make_batch(rng: random.Random, shape: Shape, batch_size: int, style: Style) -> Batch:
     """Draw one batch."""
     pictures: list[list[np.ndarray]] = [[] for _ in shape.units]
-    drawn = [_draw_row(rng, shape, level, faces) for _ in range(batch_size)]
+    drawn = [_draw_row(rng, shape, style) for _ in range(batch_size)]
     for sample, _ in drawn:
         media = [part for turn in sample.turns for part in turn.parts if not isinstance(part, str)]
         for index, part in enumerate(media):
@@ -215,10 +224,11 @@ def make_batch(
     )
 
 
-def pick_shape(rng: random.Random, level: float) -> Shape:
+def pick_shape(rng: random.Random, style: Style) -> Shape:
     """Choose what the next batch holds; numbers begin on one large square."""
-    kind = rng.choices(tuple(MIX), tuple(MIX.values()))[0]
-    if kind == "one" and level <= 0.1 and rng.random() < 0.7:
+    weights = KIND_WEIGHTS[style.mix]
+    kind = rng.choices(tuple(weights), tuple(weights.values()))[0]
+    if kind == "one" and style.level <= 0.1 and rng.random() < 0.7:
         return Shape("one", ((8, 8),))
     return rng.choice(SHAPES[kind])
 
@@ -226,10 +236,11 @@ def pick_shape(rng: random.Random, level: float) -> Shape:
 class DrawnBatches(IterableDataset):  # type: ignore[type-arg]
     """An endless stream of batches; the level is read from shared memory before each."""
 
-    def __init__(self, *, seed: str, level: Synchronized[float], scale: float = 1.0) -> None:
+    def __init__(self, *, seed: str, level: Synchronized[float], scale: float, mix: Mix) -> None:
         self._seed = seed
         self._level = level
         self._scale = scale
+        self._mix = mix
 
     def __iter__(self) -> Iterator[Batch]:
         """Draw for ever, from a seed of this worker's own."""
@@ -238,7 +249,7 @@ class DrawnBatches(IterableDataset):  # type: ignore[type-arg]
         rng = random.Random(f"{self._seed}-{info.id if info else 0}")
         faces = (DEFAULT_FACE, DEFAULT_FACE, *extra_faces())
         while True:
-            level = self._level.value
-            shape = pick_shape(rng, level)
+            style = Style(self._level.value, self._mix, faces)
+            shape = pick_shape(rng, style)
             size = max(4, int(BATCH_SIZES[shape.kind] * self._scale))
-            yield make_batch(rng, shape, size, level, faces)
+            yield make_batch(rng, shape, size, style)

@@ -25,7 +25,7 @@ MIN_CONTRAST = 122.0
 
 
 def extra_faces() -> tuple[str, ...]:
-    """Find the fonts matplotlib carries, if it is installed; only training uses them, for variety."""
+    """Find the fonts matplotlib carries, if installed; only training uses them, for variety."""
     found = importlib.util.find_spec("matplotlib")
     if found is None or not found.submodule_search_locations:
         return ()

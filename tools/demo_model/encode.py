@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A padded batch; `targets` are the learned tokens and `places` the flat positions that predict them."""
+    """A padded batch; `targets` are the learned tokens, `places` where they are predicted."""
 
     ids: Ints  # [B, S]
     positions: Ints  # [3, B, S]
@@ -114,7 +114,7 @@ def encode_sample(sample: Sample, grids: Sequence[Grid], second_per_grid: float)
 
 
 def pad_rows(rows: Sequence[Row], tasks: Sequence[str], *, length: int, num_learned: int) -> Rows:
-    """Pad on the right, shift the labels by one, and list exactly `num_learned` places (IGNORED where too few)."""
+    """Pad on the right, shift the labels by one, list exactly `num_learned` places."""
     ids = np.zeros((len(rows), length), dtype=np.int64)
     labels = np.full((len(rows), length), IGNORED, dtype=np.int64)
     positions = np.zeros((3, len(rows), length), dtype=np.int64)

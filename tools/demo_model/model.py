@@ -245,7 +245,7 @@ class DemoModel(nn.Module):
         pictures: list[tuple[Tensor, Grid]],
         slots: Tensor | None,
     ) -> Tensor:
-        """Give hidden states [B, S, H]; `slots` [B, N] says where the N picture rows of a line go."""
+        """Give hidden states [B, S, H]; `slots` [B, N] says where the N picture rows go."""
         rows = self.model.embed_tokens(ids)
         if slots is not None:
             seen = torch.cat([self.visual(patches, grid) for patches, grid in pictures], dim=1).to(

@@ -6,8 +6,9 @@ A batch of training samples shares a kind (which media, in which order) and canv
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from PIL import Image
 
@@ -16,6 +17,13 @@ from tools.demo_model.draw import Size, draw_clip, draw_number, draw_plain, draw
 
 TASKS = ("shape", "count", "number", "plain", "which", "clip", "text")
 KINDS = ("one", "two", "clip", "text")
+
+
+class Mix(StrEnum):
+    """Which tasks training draws most."""
+
+    BROAD = "broad"
+    NUMBERS = "numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class Setting:
     level: float = 1.0
     faces: tuple[str, ...] = ()
     num_frames: int = 4
+    mix: Mix = Mix.BROAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +144,14 @@ def plain_scene(rng: random.Random, canvas: Size, setting: Setting) -> Scene:
     return Scene("plain", picture, rng.choice(say.ASK_SHAPE[:7]), answer, later)
 
 
-SINGLE_SCENES: tuple[tuple[float, Callable[[random.Random, Size, Setting], Scene]], ...] = (
-    (0.14, shape_scene),
-    (0.25, count_scene),
-    (0.58, number_scene),
-    (0.03, plain_scene),
-)
+SINGLE_SCENES = (shape_scene, count_scene, number_scene, plain_scene)
+# How often each of them is drawn: the first two thirds of the training, then the last.
+SCENE_WEIGHTS = {Mix.BROAD: (0.24, 0.32, 0.40, 0.04), Mix.NUMBERS: (0.14, 0.25, 0.58, 0.03)}
 
 
 def any_scene(rng: random.Random, canvas: Size, setting: Setting) -> Scene:
     """Choose one of the one-picture scenes."""
-    weights = [weight for weight, _ in SINGLE_SCENES]
-    _, make = rng.choices(SINGLE_SCENES, weights)[0]
+    make = rng.choices(SINGLE_SCENES, SCENE_WEIGHTS[setting.mix])[0]
     return make(rng, canvas, setting)
 
 

@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from tools.demo_model import spec
-from tools.demo_model.batches import SHAPES, Batch, DrawnBatches, make_batch
-from tools.demo_model.draw import DEFAULT_FACE
+from tools.demo_model.batches import SHAPES, Batch, DrawnBatches, Style, make_batch
 from tools.demo_model.model import DemoModel, initialise
 from tools.demo_model.step import Meter, Stepper, forward
+from tools.demo_model.tasks import Mix
 from tools.demo_model.weights import save_weights
 
 MAX_REPLAY = 500
@@ -44,6 +44,7 @@ class Options:
     seed: str
     compiled: bool
     evaluation_batches: int
+    mix: Mix
 
 
 @dataclass(slots=True)
@@ -187,7 +188,10 @@ def train(
     """Train for the minutes of this call."""
     level = multiprocessing.Value("d", progress.level)
     stream = DrawnBatches(
-        seed=f"train-{options.seed}-{progress.steps}", level=level, scale=options.scale
+        seed=f"train-{options.seed}-{progress.steps}",
+        level=level,
+        scale=options.scale,
+        mix=options.mix,
     )
     loader = DataLoader(stream, batch_size=None, num_workers=options.workers, prefetch_factor=2)
     feed, meter = Feed(loader, device, options.seed), Meter(device)
@@ -206,7 +210,8 @@ def train(
             progress.seconds = earlier + time.monotonic() - began
             progress.level = next_level(options, progress, number_exact)
             level.value = progress.level
-            facts = f"{progress.steps} {progress.seconds:.0f}s drawn {feed.num_drawn} graphs {stepper.num_graphs} level {progress.level:.2f}"
+            facts = f"{progress.steps} {progress.seconds:.0f}s drawn {feed.num_drawn}"
+            facts += f" graphs {stepper.num_graphs} level {progress.level:.2f}"
             report(f"{facts}  {tasks}", options)
         if time.monotonic() - saved > SAVE_EVERY_S:
             saved = time.monotonic()
@@ -219,11 +224,11 @@ def _unseen(job: tuple[str, int, int]) -> Batch:
     torch.set_num_threads(1)
     kind, index, size = job
     rng = random.Random(f"evaluate-{kind}-{index}")
-    return make_batch(rng, rng.choice(SHAPES[kind]), size, 1.0, (DEFAULT_FACE,))
+    return make_batch(rng, rng.choice(SHAPES[kind]), size, Style())
 
 
 def evaluate(options: Options, model: DemoModel, device: torch.device) -> None:
-    """Report exact answers on unseen seeds, in fp32 with the weights rounded as they are shipped."""
+    """Report exact answers on unseen seeds, in fp32 with the weights rounded as shipped."""
     rounded = DemoModel().to(device)
     rounded.load_state_dict(
         {name: value.to(torch.bfloat16).float() for name, value in model.state_dict().items()}
@@ -258,6 +263,7 @@ def parse() -> Options:
     parser.add_argument("--seed", default="1")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--evaluation-batches", type=int, default=8)
+    parser.add_argument("--mix", type=Mix, choices=tuple(Mix), default=Mix.BROAD)
     return Options(**vars(parser.parse_args()))
 
 
@@ -276,10 +282,8 @@ def main() -> None:
     if options.compiled:
         for block in (*model.visual.blocks, *model.model.layers):
             block.compile(dynamic=True)
-    report(
-        f"{sum(weight.numel() for weight in model.parameters())} weights on {device}, {spec.NUM_LAYERS} layers",
-        options,
-    )
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    report(f"{num_weights} weights on {device}, {spec.NUM_LAYERS} layers", options)
     train(options, model, optimizer, progress, device)
     save_state(options, model, optimizer, progress)
     torch.set_float32_matmul_precision("highest")
