@@ -24,11 +24,11 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
-T = TypeVar("T", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
 
 
-class _Readable(Protocol[T]):
-    async def read(self) -> T: ...
+class _Readable(Protocol[T_co]):
+    async def read(self) -> T_co: ...
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -45,7 +45,7 @@ def typed_errors() -> Iterator[None]:
         raise from_rpc(error) from error
 
 
-async def messages(call: _Readable[T]) -> AsyncIterator[T]:
+async def messages(call: _Readable[T_co]) -> AsyncIterator[T_co]:
     """Iterates a call's responses with typed errors.
 
     A cancelled call raises `asyncio.CancelledError`, as grpc does.

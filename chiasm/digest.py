@@ -1,6 +1,6 @@
 """Digests that say which weights, processor and tokenizer a service holds. No torch.
 
-A weights digest covers the config subset concerned, the name, dtype and shape of each of its tensors
+A weights digest covers the config subset concerned, name, dtype and shape of each of its tensors
 and 64 KiB of each tensor's bytes, read at fixed places: two fine-tunes differ, 16 GB are not read.
 How tensors are spread over files does not matter.
 """

@@ -1,7 +1,7 @@
 """Describe as a handshake: who may talk to whom. A peer that does not fit is refused by name.
 
-The gateway checks each encoder and decoder against what it plans with, and every pair it is about to
-join; a decoder's `FetchOpen` repeats the row format, so that an encoder can refuse on its own.
+The gateway checks each encoder and decoder against what it plans with, and every pair it is about
+to join; a decoder's `FetchOpen` repeats the row format, so that an encoder can refuse on its own.
 """
 
 from __future__ import annotations

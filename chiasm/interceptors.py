@@ -1,6 +1,6 @@
 """Server-side interceptor: every error leaves as a status of the table, with its detail attached.
 
-One of the three places that catch everything: what is not a ChiasmError is logged with its traceback
+One of the few places that catch everything: what is not a ChiasmError is logged with its traceback
 and answered as Internal, without one.
 """
 
