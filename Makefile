@@ -42,8 +42,9 @@ test: setup proto-tools lint imports ## Lint, import law and all tests that need
 test-gpu: setup ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
 
-lint: setup ## ruff
+lint: setup ## ruff: rules and layout
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 type: setup ## mypy, strict
 	$(BIN)/mypy

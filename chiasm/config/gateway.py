@@ -56,7 +56,7 @@ class GatewayConfig:
     """The gateway: OpenAI REST and gRPC in, encoders and decoders out."""
 
     model: str
-    """Checkpoint directory, or `demo`; only its tokenizer, template and processor files are read."""
+    """Checkpoint directory, or `demo`; only tokenizer, template and processor files are read."""
     server: ServerConfig = field(default_factory=lambda: ServerConfig(port=8000))
     media: MediaConfig = field(default_factory=MediaConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
