@@ -77,8 +77,13 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
     dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
     rows = RowFormat(text.hidden_size, 1, dtype)
     slab_pages = memory.slab_bytes // (memory.slab_page_rows * rows.row_bytes)
-    if slab_pages < 2:
-        raise ValueError(f"--slab-bytes {memory.slab_bytes} holds fewer than two pages of rows")
+    # Half the slab is the oldest request's own. Its choices may each still need the rows of a last,
+    # unfilled page of K and V, and these must leave room for the next row.
+    least = 2 * (memory.block_size + 1)
+    if slab_pages < least:
+        raise ValueError(
+            f"--slab-bytes {memory.slab_bytes} holds {slab_pages} pages of rows, {least} are needed"
+        )
     slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
     view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
     runner = build_runner(model, text, pool, view)

@@ -281,8 +281,7 @@ class Scheduler:
         edges = [s.computed for s in request.sequences if s.state is State.RUNNING]
         if not edges:
             return
-        if _num_parked(request):
-            edges.append(self._pages.num_shareable(request))
+        # Parked siblings need no more than their leader: they join before it passes what they share.
         for item, before in request.consumed.items():
             until = _row_at(request, item, min(edges))
             if until > before:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from decoder_svc.engine.messages import AbortRequest, ItemReleased, StopChoice
@@ -107,6 +107,28 @@ def test_the_newest_gives_way_when_pages_run_out() -> None:
     sim.settle()
 
 
+def test_a_preempted_request_gives_its_landed_rows_slots_back() -> None:
+    sim = Simulation(num_blocks=17, block_size=1, chunk_tokens=1, prefix=False, segment_rows=2)
+    old = make_request("old", TEXT[:2], max_tokens=12)
+    new = make_request("new", [Picture("p", 12), 20], max_tokens=2)
+    sim.add(old)
+    sim.step()
+    sim.add(new)
+    was_preempted = False
+    while not sim.told["old"].over:
+        held_before = sim.receiver.num_free_pages < 16
+        sim.step()
+        if sim.load.waiting and not was_preempted:
+            was_preempted = True
+            assert held_before, "nothing had landed: the test shows nothing"
+            sim.step()
+            assert sim.receiver.num_free_pages == 16
+    assert was_preempted
+    sim.run()
+    assert sim.told["new"].tokens() == expected(new)
+    sim.settle()
+
+
 def test_a_prompt_that_just_fits_the_pool_is_answered() -> None:
     sim = Simulation(num_blocks=4, block_size=4, chunk_tokens=100)
     add = make_request("a", TEXT[:15], max_tokens=1)
@@ -193,7 +215,12 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
+)
 @given(data=st.data())
 def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> None:
     block_size = data.draw(st.sampled_from([1, 2, 4, 8]), "block_size")
@@ -210,7 +237,7 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         max_running=data.draw(st.integers(3, 8), "running"),
         prefix=data.draw(st.booleans(), "prefix"),
         depth=data.draw(st.integers(1, 3), "depth"),
-        slab_pages=data.draw(st.integers(2, 12), "slab pages"),
+        slab_pages=2 * (block_size + 1) + data.draw(st.integers(0, 8), "more slab pages"),
         page_rows=data.draw(st.integers(1, 4), "page rows"),
         segment_rows=data.draw(st.integers(1, 8), "segment rows"),
         lag=data.draw(st.integers(0, 3), "lag"),
