@@ -74,6 +74,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             events = observed(job, self._face.pipeline.run(job), self._face.metrics)
             async with aclosing(events):
                 async for event in events:
+                    if isinstance(event, Delta) and not event.text:
+                        continue
                     yield _response(reply_id, event, timings=request.return_timings)
 
     async def ListModels(

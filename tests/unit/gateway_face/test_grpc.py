@@ -135,6 +135,18 @@ async def test_models_and_the_closed_gate() -> None:
         assert error.retry_after_s
 
 
+async def test_what_outlasts_the_drain_is_told() -> None:
+    pipeline, gate = ScriptedPipeline(hold=asyncio.Event()), Gate()
+    async with face_over(pipeline, gate=gate) as channel:
+        call = gateway_pb2_grpc.GatewayStub(channel).Chat(request())
+        await call.read()
+        await gate.drain(0.05)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert isinstance(from_rpc(caught.value), Unavailable)
+    assert pipeline.ends == ["cancelled"]
+
+
 @pytest.mark.parametrize("value", [None, "Bearer wrong", "right", "Basic right"])
 async def test_every_method_but_health_asks_for_a_key(value: str | None) -> None:
     pipeline = ScriptedPipeline()
