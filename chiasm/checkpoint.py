@@ -26,7 +26,7 @@ def resolve_model(name_or_path: str) -> Path:
     if name_or_path == DEMO:
         return _checked(_demo_checkpoint(), name_or_path)
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         return _checked(path.resolve(), name_or_path)
     if not _HUB_ID.fullmatch(name_or_path):
         raise ValueError(f"--model {name_or_path!r}: no such directory, and no hub id")

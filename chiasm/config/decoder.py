@@ -81,7 +81,7 @@ class DecoderConfig:
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
     dtype: str = "auto"
-    """Of weights and arithmetic: float32, bfloat16, float16; auto = bfloat16 on cuda, else float32."""
+    """Weights, arithmetic: float32, bfloat16, float16; auto = bfloat16 on cuda, float32 on cpu."""
     row_dtype: str = "auto"
     """Dtype of rows on the wire; auto = dtype. Must equal the encoder's."""
     transport: str = "auto"

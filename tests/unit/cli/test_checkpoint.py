@@ -1,0 +1,65 @@
+"""Names of models: what they stand for, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from chiasm.checkpoint import resolve_model
+from chiasm.demo import checkpoint_dir
+
+
+def test_demo_is_the_shipped_checkpoint() -> None:
+    assert resolve_model("demo") == checkpoint_dir()
+    assert (resolve_model("demo") / "model.safetensors").is_file()
+
+
+def test_a_directory_is_itself_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("m", "./m", "~/m", str(tmp_path / "m")):
+        assert resolve_model(name) == tmp_path / "m"
+
+
+def test_a_cached_hub_id_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    calls: list[dict[str, object]] = []
+
+    def snapshot_download(repo_id: str, **options: object) -> str:
+        calls.append({"repo_id": repo_id, **options})
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("some-org/some-model-7B") == tmp_path
+    assert [call["repo_id"] for call in calls] == ["some-org/some-model-7B"]
+    assert calls[0]["local_files_only"] is True
+    assert "*.bin" not in str(calls[0]["allow_patterns"]), "pickled weights are never fetched"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/place", "no such directory, and no hub id"),
+        ("two words", "no such directory, and no hub id"),
+        ("", "no such directory, and no hub id"),
+        ("a/b/c", "no such directory, and no hub id"),
+        ("../../etc/passwd", "no such directory, and no hub id"),
+        ("some-org/not-cached", "cannot be downloaded"),
+    ],
+)
+def test_other_names_are_refused_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_model(name)
+    assert repr(name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        resolve_model(str(tmp_path))
