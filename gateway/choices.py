@@ -28,6 +28,11 @@ class Choices:
         """Tokens that came after a stop string had ended their choice: nobody pays for them."""
 
     @property
+    def begun(self) -> bool:
+        """Whether anything has been said of any choice."""
+        return any(self._ids) or any(self._ended)
+
+    @property
     def ended(self) -> tuple[int, ...]:
         """Choices that have ended."""
         return tuple(choice for choice, ended in enumerate(self._ended) if ended)

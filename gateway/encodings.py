@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from chiasm.v1 import common_pb2, decoder_pb2, encoder_pb2
 from gateway.clients import EncodeStream
 from gateway.clients.encoder import send_media
 from gateway.discovery import Fleet
-from gateway.order import Item, cause_error
+from gateway.order import Item, Order, cause_error
 from gateway.routing import Charge, Endpoint
 from gateway.timeline import Timeline
 
@@ -79,25 +79,24 @@ class Encodings:
     """Owns the Encode streams of one request.
 
     Args:
-        items: The request's media.
-        context: For every call.
+        order: The planned request.
         fleet: Encoders to choose from.
         decoder: Whose rows they are to be.
         timeline: The request's deadline.
+        listener: Whom to tell.
     """
 
     def __init__(
         self,
-        items: Sequence[Item],
+        order: Order,
         *,
-        context: common_pb2.RequestContext,
         fleet: Fleet,
         decoder: Endpoint,
         timeline: Timeline,
         listener: Listener,
     ) -> None:
-        self._items = tuple(items)
-        self._context = context
+        self._items = order.items
+        self._context = order.context
         self._fleet = fleet
         self._decoder = decoder
         self._timeline = timeline

@@ -38,7 +38,6 @@ class Flight:
         fleet: Encoders and clients.
         timeline: Deadline and spans.
         metrics: Counts lost embeddings.
-        gated: Hold the first event back until every item was decoded.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Flight:
         fleet: Fleet,
         timeline: Timeline,
         metrics: GatewayMetrics,
-        gated: bool,
     ) -> None:
         self.decoder_failed = False
         """Whether the error that ended the events was the decoder's and may pass elsewhere."""
@@ -60,16 +58,11 @@ class Flight:
         self._fleet = fleet
         self._timeline = timeline
         self._metrics = metrics
-        self._gated = gated
+        self._gated = not choices.begun  # hold the first event until every item was decoded
         self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
         self._encodings = Encodings(
-            order.items,
-            context=order.context,
-            fleet=fleet,
-            decoder=decoder,
-            timeline=timeline,
-            listener=self,
+            order, fleet=fleet, decoder=decoder, timeline=timeline, listener=self
         )
         self._generate: GenerateStream | None = None
         self._reader: asyncio.Task[None] | None = None

@@ -57,7 +57,6 @@ class Relay:
                 fleet=self._fleet,
                 timeline=timeline,
                 metrics=self._metrics,
-                gated=not answered,
             )
             try:
                 async for event in flight.events():
