@@ -61,9 +61,22 @@ class Client:
     """Talks to one gateway. Use as an async context.
 
     Every method raises CommandFailed, with the gateway's own words where it sent any.
+
+    Args:
+        url: Root of the REST face.
+        api_key: Sent as a bearer token; empty = none.
+        timeout_s: Longest silence of the gateway.
+        transport: Replaces the network, in tests.
     """
 
-    def __init__(self, url: str, *, api_key: str = "", timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str = "",
+        timeout_s: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url.rstrip("/")
         self._http = httpx.AsyncClient(
@@ -71,6 +84,7 @@ class Client:
             headers=headers,
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             limits=httpx.Limits(max_connections=None),
+            transport=transport,
             trust_env=False,  # a proxy for the internet is not one for this machine
         )
 
