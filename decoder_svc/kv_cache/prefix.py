@@ -71,6 +71,7 @@ class PrefixIndex:
     def insert(self, key: bytes, block: int) -> None:
         """A held page is full and computed. Where the key is known already, that page stays."""
         if key not in self._blocks:
+            assert block not in self._keys, "a page has one content"
             self._blocks[key] = block
             self._keys[block] = key
             self._pool.mark_cached(block)
