@@ -105,6 +105,10 @@ class FetchSession:
         """Whether nothing is written any more, or ever will be."""
         return self.state is SessionState.ENDED
 
+    def has_grants(self) -> bool:
+        """Whether a grant is being written or waits to be."""
+        return self._active is not None or bool(self._pending)
+
     def take(self) -> list[encoder_pb2.FetchResponse | Write]:
         """Responses to send and at most one write to make, in order."""
         outputs = list(self._outputs)

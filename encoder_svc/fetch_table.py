@@ -107,7 +107,8 @@ class FetchTable:
             return
         session.attach(entry)
         if session.entry is not None:
-            self._store.open_fetch(entry, session.opening.fetch_id)
+            fetch_id = session.opening.fetch_id
+            self._store.open_fetch(entry, fetch_id, has_grants=session.has_grants)
             entry.watchers.append(session.refresh)
             session.accept(self._epoch)
 

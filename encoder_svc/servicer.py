@@ -181,8 +181,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         patches = self._engine.check(plan, frames, rows)
         if not len(rows) or rows.end > plan.num_rows:
             raise InvalidRequest(f"rows [{rows.begin}, {rows.end}) are not in the plan")
-        priority = start.context.priority
-        return EncodeOpening(start.encode_id, plan, frames, rows, patches, priority)
+        return EncodeOpening(
+            encode_id=start.encode_id,
+            plan=plan,
+            frames=frames,
+            rows=rows,
+            patches=patches,
+            priority=start.context.priority,
+            repair=start.repair,
+        )
 
 
 async def _first(requests: AsyncIterator[T], kind: str) -> T:

@@ -2,11 +2,13 @@
 
 Policy only: no tensors, no sockets, no clock. The rules:
 
-- Interest in an entry = its open Encode streams + its open Fetch streams. Entries with interest are
-  never evicted; an unfinished entry without interest is cancelled; a finished one becomes cache.
+- Interest in an entry = its open Encode streams + its open Fetch streams. An unfinished entry
+  without interest is cancelled; a finished one becomes cache, evicted when space is needed.
 - Space for all of an entry's rows is reserved when it is admitted, from the plan. Whoever does not
-  fit is refused at once: nobody ever *waits* here for space, so an encoder full of one request's
-  rows cannot be half of a deadlock (docs/adr/0002-transfer-contract.md).
+  fit is refused at once: nobody ever waits here for space while holding some.
+- A repair (rows promised to a running request and lost) may displace entries *with* interest that
+  are finished and have no grant open: EVICTED, the oldest first. So an encoder full of rows that
+  wait for a decoder cannot keep out the rows that decoder waits for (docs/adr/0002).
 - A digest asked for twice is encoded once. While the first medium is still coming in, the second
   stream sends its own copy too; whichever is whole first is encoded. So nobody depends on the
   upload of a stranger.
@@ -37,6 +39,7 @@ class EncodeOpening:
     rows: Span
     patches: int
     priority: int = 0
+    repair: bool = False
 
 
 class EntryState(StrEnum):
@@ -68,7 +71,7 @@ class Entry:
     stats: EncodeStats | None = None
     failure: tuple[Cause, str] | None = None
     encodes: set[bytes] = field(default_factory=set)
-    fetches: set[bytes] = field(default_factory=set)
+    fetches: dict[bytes, Callable[[], bool]] = field(default_factory=dict)  # has a grant open?
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -85,6 +88,11 @@ class Entry:
     def interest(self) -> int:
         """Open Encode and Fetch streams."""
         return len(self.encodes) + len(self.fetches)
+
+    @property
+    def idle(self) -> bool:
+        """Whether its rows are ready, and granted to nobody."""
+        return self.state is EntryState.FINISHED and not any(f() for f in self.fetches.values())
 
     def changed(self) -> None:
         """Tells the watchers."""
@@ -142,7 +150,7 @@ class EmbeddingStore:
             pending_patches: What the engine has to do already.
 
         Raises:
-            ResourceExhausted: No space, or too much work; nothing was started, nothing evicted.
+            ResourceExhausted: No space, or too much work; nothing was started, nothing dropped.
             TooLarge: It would not fit into an empty store either.
             InvalidRequest: The encode id was used before, or the digest names another plan.
         """
@@ -192,13 +200,13 @@ class EmbeddingStore:
         """Whether an Encode stream of that id was here and is over."""
         return encode_id in self._ended
 
-    def open_fetch(self, entry: Entry, fetch_id: bytes) -> None:
+    def open_fetch(self, entry: Entry, fetch_id: bytes, *, has_grants: Callable[[], bool]) -> None:
         """A Fetch stream's interest begins."""
-        entry.fetches.add(fetch_id)
+        entry.fetches[fetch_id] = has_grants
 
     def end_fetch(self, entry: Entry, fetch_id: bytes) -> None:
         """The fetch has ended and writes no more."""
-        entry.fetches.remove(fetch_id)
+        del entry.fetches[fetch_id]
         self._interest_gone(entry)
 
     # What the engine reports (`Sink`).
@@ -289,16 +297,35 @@ class EmbeddingStore:
         nbytes = len(opening.rows) * self._row_bytes
         if nbytes > self.cache_bytes:
             raise TooLarge(f"{nbytes} bytes of rows are more than this encoder can hold")
-        if nbytes > self.free_bytes:
-            raise ResourceExhausted(
-                "every row held is waited for by someone", retry_after_s=_RETRY_AFTER_S
-            )
-        while self.used_bytes + nbytes > self.cache_bytes:
-            _, victim = self._cold.popitem(last=False)
-            self._drop(victim)
+        self._make_room(nbytes, displace=opening.repair)
         self.used_bytes += nbytes
         self._next_key += 1
         return Entry(self._next_key.to_bytes(8, "big"), opening, nbytes)
+
+    def _make_room(self, nbytes: int, *, displace: bool) -> None:
+        idle = [e for e in self._entries.values() if e.interest and e.idle] if displace else []
+        if nbytes > self.free_bytes + sum(e.nbytes for e in idle):
+            raise ResourceExhausted(
+                "every row held is waited for by someone", retry_after_s=_RETRY_AFTER_S
+            )
+        while self._cold and self.used_bytes + nbytes > self.cache_bytes:
+            _, victim = self._cold.popitem(last=False)
+            self._drop(victim)
+        # The longest there go first, but first attempts before other repairs.
+        for entry in sorted(idle, key=lambda e: e.opening.repair):
+            if self.used_bytes + nbytes > self.cache_bytes:
+                self._displace(entry)
+
+    def _displace(self, entry: Entry) -> None:
+        """Its streams hear EVICTED; its bytes are free now, for nothing of it is being written."""
+        self._drop(entry)
+        entry.nbytes = 0
+        entry.segments.clear()
+        entry.state = EntryState.FAILED
+        entry.failure = (Cause.EVICTED, "the rows made room for a running request")
+        self._failed[entry.key] = entry
+        entry.changed()
+        self._interest_gone(entry)
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.digest, entry.opening.frames]

@@ -83,7 +83,7 @@ class DecoderHost:
             row_bytes=ROW,
             reserve_rows=3,
             row_format=FORMAT,
-            new_id=lambda: f"{name}{next(ids)}".encode(),
+            new_id=lambda: name.encode() + str(next(ids)).encode(),
         )
 
     # The engine.

@@ -1,4 +1,4 @@
-"""One encoder process of the model: the real store and fetch table, a pretended tower and memory."""
+"""One encoder process of the model: the real store and fetch table, a pretended tower."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class EncoderHost:
         self.progress.pop(key, None)
 
     def restart(self) -> None:
-        """Dies and comes back. Openings not yet read are read by the next life (gRPC retries them)."""
+        """Dies and comes back. Openings not yet read reach the next life (gRPC retries them)."""
         survivors: list[FetchWire | EncodeWire] = []
         for wire in self._wires:
             begun = wire.session is not None if isinstance(wire, FetchWire) else wire.admitted
@@ -128,6 +128,11 @@ class EncoderHost:
             wire.down.send("broken")
         self._wires = survivors
         self._boot()
+
+    @property
+    def encodes(self) -> list[EncodeWire]:
+        """Encode streams that were admitted and are open."""
+        return [w for w in self._wires if isinstance(w, EncodeWire) and w.admitted]
 
     # Encode streams.
 

@@ -1,4 +1,4 @@
-"""The gateway of the model: opens Encodes, promises, redirects, hedges, and gives up after a while."""
+"""The gateway of the model: opens Encodes, promises, redirects, hedges, gives up after a while."""
 
 from __future__ import annotations
 

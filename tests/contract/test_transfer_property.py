@@ -1,0 +1,51 @@
+"""The transfer contract under every order of events: real store, sessions and receivers, no clock.
+
+Each example is a string of bytes that chooses, step by step, what happens next in a world of two
+encoders, two decoders and one gateway: messages of different streams overtake each other, streams
+break, encoders die and come back, requests are aborted, preempted, redirected and hedged, stores
+and slabs are too small. After every step both sides check themselves; every row written and
+consumed is compared with what it must be; at the end everything must have come to rest.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.contract.transfer_model.scripts import scripts
+from tests.contract.transfer_model.world import World
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=2000,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(st.binary(min_size=40, max_size=160))
+def test_nothing_is_mixed_up_leaked_or_waits_for_ever(script: bytes) -> None:
+    World().run(script)
+
+
+def test_the_model_reaches_what_it_is_for() -> None:
+    """A property over states that are never reached would prove nothing."""
+    seen: set[str] = set()
+    for script in scripts(0, 60):
+        world = World()
+        world.run(script)
+        seen |= world.seen
+    assert seen >= {
+        "finished",
+        "aborted",
+        "recalled",
+        "refused",
+        "quarantined",
+        "late write",
+        "hedged",
+        "stale attempt",
+        "restarted",
+        "shared",
+    }
