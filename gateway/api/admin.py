@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from chiasm.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.api.answer import face_of
@@ -95,7 +95,7 @@ async def ready(request: Request) -> Response:
     return _json(body, status=200 if serving else 503)
 
 
-@router.get("/metrics", tags=["Operations"])
+@router.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus metrics of this gateway."""
     text = generate_latest(face_of(request).metrics.registry)

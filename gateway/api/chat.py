@@ -16,7 +16,7 @@ from gateway.api.wire import ChatWire, Reply
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=takes(ChatBody), tags=["OpenAI"])
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatBody, streams=True), tags=["OpenAI"])
 async def chat_completions(request: Request) -> Response:
     """An answer to a conversation with pictures and clips, whole or as a stream of events.
 

@@ -18,7 +18,7 @@ from gateway.messages import RawJob
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=takes(CompletionBody), tags=["OpenAI"])
+@router.post("/v1/completions", openapi_extra=takes(CompletionBody, streams=True), tags=["OpenAI"])
 async def completions(request: Request) -> Response:
     """A continuation of each prompt; `n` choices for each, numbered prompt by prompt.
 

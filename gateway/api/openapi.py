@@ -36,10 +36,15 @@ _ERROR = {
 }
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """The `openapi_extra` of a route whose JSON body is `model`."""
+def takes(model: type[BaseModel], *, streams: bool = False) -> dict[str, Any]:
+    """The `openapi_extra` of a route whose JSON body is `model`, and which may answer in events."""
     schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    extra: dict[str, Any] = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+    }
+    if streams:
+        extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
+    return extra
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

@@ -86,6 +86,13 @@ async def test_the_description_is_whole_and_the_page_needs_nothing_from_elsewher
     assert {CHAT, COMPLETIONS, "/v1/models", "/tokenize", "/ready"} <= set(document["paths"])
     chat_fields = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "top_k", "mm_processor_kwargs", "return_timings"} <= set(chat_fields)
+    answers = document["paths"][CHAT]["post"]["responses"]
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {"4XX", "5XX"} <= set(answers)
+    assert "422" not in json.dumps(document["paths"])
+    assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {
+        "text/plain"
+    }
     page = await client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "https://" not in page.text
