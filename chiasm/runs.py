@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from chiasm.plan import Grid, MediaPlan, Modality, Span
 
-UNIT_PATCHES = 2048
+UNIT_PATCHES = 4096
 """Most patches of a unit, unless one temporal group alone has more: a group is never cut.
 
-Enough to keep a large tower busy, little enough to spread a clip evenly and to ship rows early.
+Enough to keep a large tower busy, little enough to spread a clip evenly and to ship rows early
+(docs/adr/0007-units-of-a-clip.md).
 """
 
 

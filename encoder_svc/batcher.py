@@ -3,7 +3,8 @@
 A job is a sequence of units. Its first unit queues on arrival, each later one when its predecessor
 is prepared, so a long clip takes turns with everybody else. Higher priority goes first, then the
 older ticket. A batch takes prepared units in that order until the budget is full; a unit over the
-budget runs alone. A unit goes: waiting -> preparing -> ready -> running -> gone.
+budget runs alone, and so does every unit of a clip: what else is in a forward changes the last bits
+of its rows. A unit goes: waiting -> preparing -> ready -> running -> gone.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ class Ticket:
     job: int = field(compare=False)
     unit: int = field(compare=False)
     patches: int = field(compare=False)
+    alone: bool = field(compare=False, default=False)
 
 
 @dataclass(slots=True)
 class _Job:
     urgency: int
     units: tuple[int, ...]
+    alone: bool
     finished: int = 0
 
 
@@ -55,10 +58,15 @@ class Batcher:
         """Patches of jobs added and neither finished nor dropped."""
         return self._pending_patches
 
-    def add(self, job: int, units: Sequence[int], *, priority: int = 0) -> None:
-        """Queues a job of so many patches a unit. Its number must be new."""
+    def add(
+        self, job: int, units: Sequence[int], *, priority: int = 0, alone: bool = False
+    ) -> None:
+        """Queues a job of so many patches a unit; `alone`: none shares a forward.
+
+        Its number must be new.
+        """
         assert units and job not in self._jobs
-        self._jobs[job] = _Job(-priority, tuple(units))
+        self._jobs[job] = _Job(-priority, tuple(units), alone)
         self._pending_patches += sum(units)
         self._queue(job, 0)
 
@@ -91,10 +99,13 @@ class Batcher:
         """Units for one forward; empty when none is ready. In order, none overtakes."""
         batch: list[Ticket] = []
         total = 0
-        while self._ready and (not batch or total + self._ready[0].patches <= self._budget):
-            ticket = heapq.heappop(self._ready)
+        while self._ready:
+            ticket = self._ready[0]
+            full = total + ticket.patches > self._budget
+            if batch and (full or ticket.alone or batch[0].alone):
+                break
             total += ticket.patches
-            batch.append(ticket)
+            batch.append(heapq.heappop(self._ready))
         self._running.update(batch)
         return tuple(batch)
 
@@ -136,5 +147,6 @@ class Batcher:
     def _queue(self, job: int, unit: int) -> None:
         state = self._jobs[job]
         self._tickets += 1
-        ticket = Ticket(state.urgency, self._tickets, job, unit, state.units[unit])
+        patches = state.units[unit]
+        ticket = Ticket(state.urgency, self._tickets, job, unit, patches, state.alone)
         heapq.heappush(self._waiting, ticket)

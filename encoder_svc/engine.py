@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from chiasm.errors import Cancelled, ChiasmError, InvalidMedia, InvalidRequest, TooLarge
-from chiasm.plan import Cause, MediaPlan, Span
+from chiasm.plan import Cause, MediaPlan, Modality, Span
 from encoder_svc.batcher import Batcher, Ticket
 from encoder_svc.geometry import Run, Unit, resolve_run
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
@@ -125,10 +125,7 @@ class EncoderEngine:
     def submit(self, job: EncodeJob) -> None:
         """See `encoder_svc.messages.Engine`."""
         assert self._sink is not None and job.key not in self._numbers
-        run = self._resolve(job.plan, job.frames, job.rows)
-        units = run.units(
-            max_patches=self._limits.max_batch_patches, max_rows=self._limits.segment_rows
-        )
+        units = self._resolve(job.plan, job.frames, job.rows).units()
         self._next_number += 1
         number, cancelled = self._next_number, threading.Event()
         self._numbers[job.key] = number
@@ -141,7 +138,12 @@ class EncoderEngine:
             waiting_since=time.monotonic(),
             next_row=job.rows.begin,
         )
-        self._batcher.add(number, [unit.patches for unit in units], priority=job.priority)
+        self._batcher.add(
+            number,
+            [unit.patches for unit in units],
+            priority=job.priority,
+            alone=job.plan.modality is Modality.VIDEO,
+        )
         self._pump()
 
     def cancel(self, key: bytes) -> None:

@@ -1,4 +1,9 @@
-"""How a plan maps to patches, rows and units of work. Pure arithmetic: no pixels, no tensors."""
+"""How a plan maps to patches, rows and units of work. Pure arithmetic: no pixels, no tensors.
+
+A clip's units lie at fixed places, counted from its first temporal group (`chiasm.runs`), and a run
+consists of whole units. So the shapes that the tower sees depend on the plan alone, never on how a
+clip was cut into runs, and rows are equal to the bit however many workers made them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from dataclasses import dataclass
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Grid, MediaPlan, Modality, Span
+from chiasm.runs import unit_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A run of temporal groups [begin, end) of one medium: the least that is encoded at once.
+    """Temporal groups [begin, end) of one medium: what is prepared and encoded at once.
 
     Attention never leaves a temporal group, so the rows of a unit do not depend on its neighbours.
     """
@@ -64,9 +70,9 @@ class Run:
         """The run's rows, counted in the whole medium."""
         return Span(self.begin * self.group_rows, self.end * self.group_rows)
 
-    def units(self, *, max_patches: int, max_rows: int) -> tuple[Unit, ...]:
-        """Cuts the run so that a unit obeys both limits; one group is never cut."""
-        step = max(1, min(max_patches // self.group.patches, max_rows // self.group_rows))
+    def units(self) -> tuple[Unit, ...]:
+        """The run's units, in order."""
+        step = unit_groups(self.group)
         return tuple(
             Unit(b, e, Grid(e - b, self.group.h, self.group.w))
             for b in range(self.begin, self.end, step)
@@ -121,6 +127,7 @@ def _frame_run(geometry: Geometry, plan: MediaPlan, grid: Grid, frames: Span | N
     count, step = len(plan.frame_indices), geometry.temporal_patch
     if not len(frames) or frames.end > count:
         raise InvalidRequest(f"frame run [{frames.begin}, {frames.end}) of {count} frames")
-    if frames.begin % step or (frames.end % step and frames.end != count):
-        raise InvalidRequest(f"a frame run begins and ends on multiples of {step}")
+    unit = step * unit_groups(grid)
+    if frames.begin % unit or (frames.end % unit and frames.end != count):
+        raise InvalidRequest(f"a frame run of this clip begins and ends on multiples of {unit}")
     return Run(frames.begin // step, -(-frames.end // step), group, group_rows)

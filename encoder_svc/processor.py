@@ -1,7 +1,8 @@
 """Bytes and a plan to patches: obeys the plan, derives nothing. Runs in pool threads.
 
-A clip whose data holds less than planned is filled up: the last good frame is repeated (the first
-good one where none came before), up to a quarter of the run; beyond that the clip is refused.
+A clip whose data holds less than planned is filled up: the last good frame is repeated, also one of
+before the run, and the first good one where none came before; up to a quarter of the run, beyond
+that the clip is refused.
 """
 
 from __future__ import annotations
@@ -79,12 +80,13 @@ class Processor:
         last: Bytes | None = None
         lost = waiting = 0
         for picture in decoded:
-            if cancelled.is_set():
-                raise Cancelled("nobody waits for this clip any more")
+            _stop_if(cancelled)
             if picture is None:
                 lost += 1
                 if lost > allowed:
                     raise InvalidMedia("more than a quarter of the clip's frames cannot be decoded")
+                if last is None and not waiting:
+                    last = self._frame_before(job, units, cancelled)
                 if last is None:
                     waiting += 1
                 else:
@@ -96,9 +98,34 @@ class Processor:
             waiting = 0
             yield last, False
 
+    def _frame_before(
+        self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
+    ) -> Bytes | None:
+        """The last good frame before the run: what an encode of the whole clip would repeat."""
+        plan = job.plan
+        earlier = plan.frame_indices[: units[0].begin * self.geometry.temporal_patch]
+        if not earlier:
+            return None
+        last: Image.Image | None = None
+        for picture in decode_frames(
+            job.media,
+            plan.media_type,
+            earlier,
+            height=plan.source_height,
+            width=plan.source_width,
+        ):
+            _stop_if(cancelled)
+            last = picture or last
+        return None if last is None else self._resize(last, plan, video=True)
+
     def _resize(self, picture: Image.Image, plan: MediaPlan, *, video: bool = False) -> Bytes:
         patchifier = self._video if video else self._image
         return patchifier.resize(picture, height=plan.resized_height, width=plan.resized_width)
+
+
+def _stop_if(cancelled: threading.Event) -> None:
+    if cancelled.is_set():
+        raise Cancelled("nobody waits for this clip any more")
 
 
 def _run_length(units: Sequence[Unit], temporal_patch: int) -> int:

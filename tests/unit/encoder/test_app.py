@@ -80,9 +80,7 @@ def expected_rows(plan: MediaPlan, data: bytes) -> np.ndarray:
     torch.set_num_threads(1)
     parts = load_parts(EncoderConfig(model="demo"))
     work = job(plan, data)
-    units = resolve_run(parts.runner.geometry, plan, None, work.rows).units(
-        max_patches=1 << 20, max_rows=1 << 20
-    )
+    units = resolve_run(parts.runner.geometry, plan, None, work.rows).units()
     assert isinstance(parts.processor, Processor)
     prepared = list(parts.processor.prepare(work, units, asyncio.Event()))  # type: ignore[arg-type]
     ((buffer,),) = parts.runner.run(prepared, segment_rows=1 << 20)

@@ -52,6 +52,15 @@ def test_an_oversize_unit_runs_alone() -> None:
     assert jobs(batcher.take_batch()) == [2]
 
 
+def test_units_that_run_alone() -> None:
+    """They neither join a batch nor are joined, and nobody overtakes them."""
+    batcher = make()
+    for job in range(5):
+        batcher.add(job, [10], alone=job in (1, 2))
+    assert prepare_all(batcher) == [0, 1, 2, 3, 4]
+    assert [jobs(batcher.take_batch()) for _ in range(5)] == [[0], [1], [2], [3, 4], []]
+
+
 def test_higher_priority_goes_first() -> None:
     batcher = make(budget=50)
     for job, priority in enumerate((0, 0, 5)):

@@ -131,8 +131,9 @@ async def test_pictures_that_wait_share_a_forward(bench: Bench) -> None:
         assert np.allclose(values[:, 0], level / 255)
 
 
-async def test_a_clip_is_ready_in_pieces(bench: Bench) -> None:
+async def test_a_clip_is_ready_in_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first segment is there before the last is even prepared."""
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 32)
     indices = tuple(range(40))
     work = job(video_plan(HEIGHT, WIDTH, indices, cells=(1, 2)), clip(40))
     bench.engine.submit(work)
@@ -145,7 +146,26 @@ async def test_a_clip_is_ready_in_pieces(bench: Bench) -> None:
     assert np.allclose(levels, [10 + 6 * (2 * i + 0.5) for i in range(20)], atol=2)
 
 
-async def test_a_frame_run_counts_rows_in_the_whole(bench: Bench) -> None:
+async def test_units_of_a_clip_run_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else is asked for meanwhile changes no shape, so it changes no bit."""
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 16)
+    bench.runner.may_run.clear()
+    clips = [job(video_plan(HEIGHT, WIDTH, tuple(range(12))), clip(12)) for _ in range(2)]
+    pictures = [picture() for _ in range(3)]
+    for work in (*clips, *pictures):
+        bench.engine.submit(work)
+    await asyncio.sleep(0.1)
+    bench.runner.may_run.set()
+    await bench.sink.outcome(*(work.key for work in (*clips, *pictures)))
+    assert sum(sizes == (8,) for sizes in bench.runner.batches) == 2  # the short last units
+    assert all(len(sizes) == 1 for sizes in bench.runner.batches if 8 in sizes)
+    assert max(map(len, bench.runner.batches)) > 1, "pictures still share"
+
+
+async def test_a_frame_run_counts_rows_in_the_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 8)
     work = job(video_plan(HEIGHT, WIDTH, tuple(range(8))), clip(8), frames=Span(4, 8))
     await bench.encode(work)
     ((_, rows, values),) = bench.sink.rows[work.key]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Grid, Span
+from chiasm.runs import frame_runs
 from encoder_svc.geometry import Geometry, resolve_run
 from tests.unit.encoder.plans import image_plan, video_plan
 
@@ -19,18 +22,31 @@ CLIP = video_plan(48, 64, tuple(range(9)), cells=(2, 3))  # 5 groups of 6 rows
 def test_a_picture_is_one_group() -> None:
     run = resolve_run(GEOMETRY, IMAGE, None, Span(0, 6))
     assert (run.patches, run.rows) == (24, Span(0, 6))
-    (unit,) = run.units(max_patches=1, max_rows=1)  # a group is never cut
+    (unit,) = run.units()
     assert unit.grid == Grid(1, 4, 6) and unit.patches == 24
 
 
-def test_runs_of_a_clip() -> None:
+def test_runs_of_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 2 * 24)
     assert resolve_run(GEOMETRY, CLIP, None, Span(0, 30)).patches == 5 * 24
     run = resolve_run(GEOMETRY, CLIP, Span(4, 9), Span(12, 30))
     assert (run.begin, run.end, run.patches) == (2, 5, 3 * 24)
-    units = run.units(max_patches=2 * 24, max_rows=4096)
-    assert [(u.begin, u.end, u.grid.t) for u in units] == [(2, 4, 2), (4, 5, 1)]
-    units = run.units(max_patches=4096, max_rows=11)
-    assert [u.grid.t for u in units] == [1, 1, 1]
+    assert [(u.begin, u.end, u.grid.t) for u in run.units()] == [(2, 4, 2), (4, 5, 1)]
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 1)  # a group is never cut
+    assert [u.grid.t for u in run.units()] == [1, 1, 1]
+
+
+@given(st.integers(1, 130), st.integers(1, 40), st.integers(1, 20))
+def test_any_runs_have_the_units_of_the_whole(frames: int, side: int, parts: int) -> None:
+    """Whoever encodes them: this is why rows are equal to the bit."""
+    clip = video_plan(48, 64, tuple(range(frames)), cells=(side, side))
+    whole = resolve_run(GEOMETRY, clip, None, Span(0, clip.num_rows)).units()
+    cut = [
+        unit
+        for frames_of, rows in frame_runs(clip, parts)
+        for unit in resolve_run(GEOMETRY, clip, frames_of, rows).units()
+    ]
+    assert tuple(cut) == whole
 
 
 @pytest.mark.parametrize("temporal", [1, 2, 3, 4])
@@ -63,6 +79,7 @@ def test_plans_that_contradict_themselves(changes: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("frames", "rows"),
     [
+        (Span(0, 2), Span(0, 6)),  # cuts a unit
         (Span(0, 3), Span(0, 12)),  # cuts a temporal patch
         (Span(1, 4), Span(0, 12)),
         (Span(4, 4), Span(12, 12)),
@@ -71,7 +88,10 @@ def test_plans_that_contradict_themselves(changes: dict[str, object], message: s
         (None, Span(0, 29)),
     ],
 )
-def test_runs_that_do_not_fit(frames: Span | None, rows: Span) -> None:
+def test_runs_that_do_not_fit(
+    frames: Span | None, rows: Span, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 2 * 24)
     with pytest.raises(InvalidRequest):
         resolve_run(GEOMETRY, CLIP, frames, rows)
 

@@ -145,18 +145,15 @@ def prepare(
     indices: tuple[int, ...],
     *,
     frames: Span | None = None,
-    max_patches: int = 10_000,
     cancelled: threading.Event | None = None,
 ) -> list[PreparedUnit]:
     work = job(video_plan(HEIGHT, WIDTH, indices), data, frames=frames)
-    return list(run(work, max_patches=max_patches, cancelled=cancelled or threading.Event()))
+    return list(run(work, cancelled=cancelled or threading.Event()))
 
 
-def run(work: EncodeJob, *, max_patches: int, cancelled: threading.Event) -> list[PreparedUnit]:
+def run(work: EncodeJob, *, cancelled: threading.Event) -> list[PreparedUnit]:
     settings = PixelSettings(GEOMETRY, mean=(0.0,) * 3, std=(1.0,) * 3)
-    units = resolve_run(GEOMETRY, work.plan, work.frames, work.rows).units(
-        max_patches=max_patches, max_rows=10_000
-    )
+    units = resolve_run(GEOMETRY, work.plan, work.frames, work.rows).units()
     return list(Processor(settings, settings).prepare(work, units, cancelled))
 
 
@@ -177,14 +174,16 @@ def test_odd_counts_repeat_the_last_frame(count: int) -> None:
     assert shown([unit]) == [*range(count), *([count - 1] * (count % 2))]
 
 
-def test_units_and_runs_yield_the_rows_of_the_whole() -> None:
-    data, indices = clip(12), tuple(range(12))
+def test_units_and_runs_yield_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, indices = clip(12, b_frames=2), tuple(range(12))
     (whole,) = prepare(data, indices)
-    units = prepare(data, indices, max_patches=2 * 4)
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 2 * 4)
+    units = prepare(data, indices)
     assert [unit.grid.t for unit in units] == [2, 2, 2]
     assert np.array_equal(np.concatenate([unit.patches for unit in units]), whole.patches)
-    (part,) = prepare(data, indices, frames=Span(4, 10))
-    assert np.array_equal(part.patches, whole.patches[2 * 4 : 5 * 4])
+    parts = prepare(data, indices, frames=Span(4, 12))
+    assert [unit.grid.t for unit in parts] == [2, 2]
+    assert np.array_equal(np.concatenate([p.patches for p in parts]), whole.patches[2 * 4 :])
 
 
 def test_a_plan_for_more_frames_than_the_data_holds() -> None:
@@ -220,6 +219,28 @@ def test_lost_first_frames_take_the_first_good_one(monkeypatch: pytest.MonkeyPat
     assert shown([unit]) == [2, 2, 2, 3, 4, 5, 6, 7] and unit.substituted_frames == 2
 
 
+def test_a_run_repeats_the_good_frame_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an encode of the whole clip does: where a clip is cut shows in no row."""
+    grey = [Image.new("RGB", (WIDTH, HEIGHT), (level(i),) * 3) for i in range(24)]
+    lost = {2, 3, 4, 5}
+    asked: list[list[int]] = []
+
+    def decode_some(media: bytes, media_type: str, indices: list[int], **size: int) -> object:
+        asked.append(list(indices))
+        return iter([None if index in lost else grey[index] for index in indices])
+
+    monkeypatch.setattr("encoder_svc.processor.decode_frames", decode_some)
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 2 * 4)
+    whole = prepare(b"", tuple(range(24)))
+    assert shown(whole[:2]) == [0, 1, 1, 1, 1, 1, 6, 7]
+    parts = prepare(b"", tuple(range(24)), frames=Span(4, 24))
+    assert shown(parts) == shown(whole[1:]) and parts[0].substituted_frames == 2
+    assert asked[1:] == [list(range(4, 24)), [0, 1, 2, 3]]
+    lost.update((0, 1))
+    parts = prepare(b"", tuple(range(24)), frames=Span(4, 24))
+    assert shown(parts[:1]) == [6, 6, 6, 7]
+
+
 def test_cancelling_stops_between_frames() -> None:
     cancelled = threading.Event()
     cancelled.set()
@@ -230,7 +251,7 @@ def test_cancelling_stops_between_frames() -> None:
 def test_a_still_picture_is_no_clip_and_the_other_way_round() -> None:
     with pytest.raises(InvalidMedia, match="no decodable video stream"):
         plan = video_plan(HEIGHT, WIDTH, (0,), media_type="image/png")
-        run(job(plan, png()), max_patches=100, cancelled=threading.Event())
+        run(job(plan, png()), cancelled=threading.Event())
     with pytest.raises(InvalidMedia, match="video/mp4 is no picture"):
         plan = image_plan(HEIGHT, WIDTH, media_type="video/mp4")
-        run(job(plan, clip(2)), max_patches=100, cancelled=threading.Event())
+        run(job(plan, clip(2)), cancelled=threading.Event())
