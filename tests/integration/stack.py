@@ -26,15 +26,17 @@ class Service:
     address: str = ""
     grpc: str = ""
     ready: threading.Event = field(default_factory=threading.Event)
+    reader: threading.Thread | None = None
 
     def watch(self) -> None:
         """Reads output until the process ends."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-            if match := _READY.match(line):
-                self.address, self.grpc = match.group(2), match.group(3) or ""
-                self.ready.set()
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip())
+                if match := _READY.match(line):
+                    self.address, self.grpc = match.group(2), match.group(3) or ""
+                    self.ready.set()
 
     def wait_ready(self, timeout_s: float = 90.0) -> Service:
         """Blocks until the ready line; fails with the output if the process dies first."""
@@ -67,7 +69,8 @@ class Stack:
             env={**os.environ, **ONE_THREAD},
         )
         service = Service(role, process)
-        threading.Thread(target=service.watch, daemon=True).start()
+        service.reader = threading.Thread(target=service.watch, daemon=True)
+        service.reader.start()
         self.services.append(service)
         return service
 
@@ -95,4 +98,6 @@ class Stack:
             except subprocess.TimeoutExpired:
                 service.process.kill()
                 codes[f"{service.name}-{index}"] = service.process.wait(5)
+            if service.reader is not None:
+                service.reader.join(5)
         return codes
