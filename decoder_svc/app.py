@@ -18,7 +18,7 @@ from chiasm.server import Server, until_signal
 from chiasm.telemetry import DecoderMetrics, serve_metrics
 from chiasm.transport.grpc import StreamReceiver
 from chiasm.v1 import common_pb2, decoder_pb2_grpc
-from decoder_svc.assembly import Parts, build_engine, load_parts
+from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config.from_hf import TextConfig, read_text_config
 from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.engine.client import EngineClient
@@ -48,6 +48,7 @@ async def _serve(config: DecoderConfig) -> None:
     text = read_text_config(model_dir)
     parts = await asyncio.to_thread(load_parts, config, text, model_dir)
     try:
+        await asyncio.to_thread(warm_up, parts.runner)
         description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
         await _run(config, text, parts, description, server)
     finally:

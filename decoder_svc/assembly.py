@@ -36,6 +36,8 @@ from decoder_svc.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_WARM_UP_TOKENS = 9
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -64,8 +66,12 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     mesh, placement, memory = ParallelMesh(), choose_placement(config), config.memory
+    dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
+    rows = RowFormat(text.hidden_size, 1, dtype)
+    slab_pages = _slab_pages(config, rows)
     model = load_stage(model_dir, text, mesh, placement)
     num_blocks = count_pages(config, text, mesh, placement)
+    max_model_len = _max_model_len(config, text, num_blocks)
     pool = KvPool(
         text,
         mesh,
@@ -74,23 +80,10 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
         dtype=placement.dtype,
         device=placement.device,
     )
-    dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
-    rows = RowFormat(text.hidden_size, 1, dtype)
-    slab_pages = memory.slab_bytes // (memory.slab_page_rows * rows.row_bytes)
-    # Half the slab is the oldest request's own. Its choices may each still need the rows of a last,
-    # unfilled page of K and V, and these must leave room for the next row.
-    least = 2 * (memory.block_size + 1)
-    if slab_pages < least:
-        raise ValueError(
-            f"--slab-bytes {memory.slab_bytes} holds {slab_pages} pages of rows, {least} are needed"
-        )
     slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
     view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
     runner = build_runner(model, text, pool, view)
-    warm_up(runner)
-    return Parts(
-        runner, slab, rows, num_blocks, slab_pages, _max_model_len(config, text, num_blocks)
-    )
+    return Parts(runner, slab, rows, num_blocks, slab_pages, max_model_len)
 
 
 def build_engine(
@@ -126,19 +119,39 @@ def build_engine(
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """One prompt and one token through the model; page 0 is overwritten before anyone reads it."""
+    """One prompt and one token through the model; its pages are overwritten before anyone reads."""
+    size, num_blocks = runner.block_size, runner.num_blocks
+    table = tuple(range(min(num_blocks, -(-_WARM_UP_TOKENS // size))))
+    prompt = min(_WARM_UP_TOKENS, len(table) * size) - 1
     draw = Draw(SamplingParams(max_tokens=1), 0, 0)
-    for step, (start, ids) in enumerate(((0, (0,) * 8), (8, (0,)))):
+    for step, (start, ids) in enumerate(((0, (0,) * prompt), (prompt, (0,)))):
         sequence = PlannedSequence(
             request_id="warm-up",
             choice=0,
             token_ids=ids,
             start=start,
             position=start,
-            block_table=(0,),
+            block_table=table,
             draw=draw,
         )
-        runner.run(StepPlan(step, (sequence,)))
+        if ids:
+            runner.run(StepPlan(step, (sequence,)))
+
+
+def _slab_pages(config: DecoderConfig, rows: RowFormat) -> int:
+    """Half the slab is the oldest request's own.
+
+    Its choices may each still need the rows of a last, unfilled page of K and V, one slab page a row
+    at worst, and these must leave room for the next row.
+    """
+    memory = config.memory
+    pages = memory.slab_bytes // (memory.slab_page_rows * rows.row_bytes)
+    least = 2 * (memory.block_size + 1)
+    if pages < least:
+        raise ValueError(
+            f"--slab-bytes {memory.slab_bytes} holds {pages} pages of rows, {least} are needed"
+        )
+    return pages
 
 
 def _max_model_len(config: DecoderConfig, text: TextConfig, num_blocks: int) -> int:

@@ -33,17 +33,17 @@ class ModelRunner:
         rows: torch.Tensor,
     ) -> None:
         self._model = model
-        self._pool = pool
         self._attention = attention
         self._sampler = sampler
         self._rows = rows
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
+        self.num_blocks, self.block_size = pool.num_blocks, pool.block_size
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Computes a step and samples where its chunks end their sequences."""
-        inputs = build_inputs(plan, block_size=self._pool.block_size, device=self._device)
+        inputs = build_inputs(plan, block_size=self.block_size, device=self._device)
         self._attention.plan(inputs.batch, inputs.slots)
         hidden = self._model.embed(inputs.token_ids, self._gather(inputs), inputs.embeds_at)
         hidden = self._model(hidden, inputs.positions, self._attention)
