@@ -36,10 +36,9 @@ IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def model_config() -> dict[str, object]:
-    """Give the content of config.json."""
+def _text_config() -> dict[str, object]:
     ids = token_ids()
-    text = {
+    return {
         "model_type": "qwen2_5_vl_text",
         "dtype": "float32",
         "vocab_size": VOCAB_SIZE,
@@ -62,7 +61,10 @@ def model_config() -> dict[str, object]:
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
     }
-    vision = {
+
+
+def _vision_config() -> dict[str, object]:
+    return {
         "model_type": "qwen2_5_vl",
         "dtype": "float32",
         "depth": VISION_DEPTH,
@@ -82,6 +84,11 @@ def model_config() -> dict[str, object]:
         "fullatt_block_indexes": list(FULL_ATTENTION),
         "initializer_range": 0.06,
     }
+
+
+def model_config() -> dict[str, object]:
+    """Give the content of config.json."""
+    ids = token_ids()
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
@@ -95,8 +102,8 @@ def model_config() -> dict[str, object]:
         "vision_start_token_id": ids["<|vision_start|>"],
         "vision_end_token_id": ids["<|vision_end|>"],
         "vision_token_id": ids["<|vision_pad|>"],
-        "text_config": text,
-        "vision_config": vision,
+        "text_config": _text_config(),
+        "vision_config": _vision_config(),
     }
 
 
