@@ -16,6 +16,7 @@ from gateway.choices import Choices
 from gateway.clients import GenerateStream
 from gateway.discovery import Fleet
 from gateway.encodings import Encodings
+from gateway.lease import Scope
 from gateway.messages import ChoiceDone, Event, JobDone, Usage
 from gateway.order import Order
 from gateway.routing import Endpoint
@@ -62,7 +63,7 @@ class Flight:
         self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
         self._encodings = Encodings(
-            order, fleet=fleet, decoder=decoder, timeline=timeline, listener=self
+            order, Scope(order.context, fleet, decoder, timeline), listener=self
         )
         self._generate: GenerateStream | None = None
         self._reader: asyncio.Task[None] | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import secrets
 from dataclasses import dataclass
 
 from chiasm.errors import ChiasmError, EmbeddingLost, InvalidMedia, TooLarge
-from chiasm.plan import Cause, MediaPlan
+from chiasm.plan import Cause, MediaPlan, Span
 from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.messages import Envelope, Sampling
 
@@ -32,6 +34,42 @@ class Order:
     token_ids: tuple[int, ...]
     items: tuple[Item, ...]
     sampling: decoder_pb2.SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A part of one medium that one encoder makes: all of it, or some of a clip's frames."""
+
+    part: int
+    rows: Span
+    frames: Span | None
+    """None = all of the medium."""
+    patches: int
+    key: bytes
+    """What it is routed by: the digest, or one of its own per run."""
+
+
+def split(plan: MediaPlan, num_runs: int) -> tuple[Run, ...]:
+    """Cuts a clip into so many runs of nearly equal length, between temporal patches.
+
+    Pictures, and clips with a grid per frame, stay whole.
+    """
+    steps = plan.grids[0].t if len(plan.grids) == 1 else 1
+    num_runs = min(num_runs, steps)
+    if num_runs <= 1:
+        return (Run(0, Span(0, plan.num_rows), None, plan.patches, plan.digest),)
+    edges = [steps * index // num_runs for index in range(num_runs + 1)]
+    rows, frames = plan.num_rows // steps, len(plan.frame_indices) // steps
+    return tuple(
+        Run(
+            part=part,
+            rows=Span(begin * rows, end * rows),
+            frames=Span(begin * frames, end * frames),
+            patches=plan.patches // steps * (end - begin),
+            key=hashlib.sha256(plan.digest + f"{begin}:{end}".encode()).digest(),
+        )
+        for part, (begin, end) in enumerate(itertools.pairwise(edges))
+    )
 
 
 def context_of(job: Envelope) -> common_pb2.RequestContext:

@@ -202,4 +202,5 @@ def _endpoint(address: str, description: common_pb2.Description) -> Endpoint:
         tower=description.digests.tower,
         max_model_len=description.max_model_len,
         language_model=description.digests.language_model,
+        max_item_patches=description.max_item_patches,
     )

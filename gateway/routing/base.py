@@ -30,6 +30,8 @@ class Endpoint:
     tower: bytes
     max_model_len: int = 0
     language_model: bytes = b""
+    max_item_patches: int = 0
+    """Of an encoder; 0 = not said."""
 
     def fits(self, other: Endpoint) -> bool:
         """Whether rows made by one are taken by the other. Unknown towers fit any."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 
 from gateway.routing.base import Charge, Endpoint, Router, rank
 
+RUN_PATCHES = 32768  # the least work that is worth another copy of the file
 BOUND = 1.25  # times the mean load, after which a seat's keys overflow to the next
 
 
@@ -59,6 +60,16 @@ class EncoderRouter(Router):
             if seat.load(now) + patches <= BOUND * max(mean, patches):
                 return seat.endpoint
         return min(seats, key=lambda seat: seat.load(now)).endpoint
+
+    def num_runs(self, patches: int, *, fits: Endpoint, tower: bytes) -> int:
+        """Into how many runs a long clip is cut: over all workers, and under each one's limit.
+
+        Short clips stay whole, because every run's encoder gets the whole file.
+        """
+        workers = [e for e in self.endpoints if e.fits(fits) and e.tower == tower]
+        limits = [e.max_item_patches for e in workers if e.max_item_patches]
+        needed = -(-patches // min(limits)) if limits else 1
+        return max(1, needed, min(len(workers), patches // RUN_PATCHES))
 
     def book(self, endpoint: Endpoint, digest: bytes, patches: int) -> Charge:
         """Books an item's work; what joins work under way weighs nothing."""

@@ -13,6 +13,7 @@ from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
+from gateway.order import split
 from gateway.planning import Keys, media_digest, planner_for
 from gateway.planning.qwen2_5_vl import (
     Qwen25VLPlanner,
@@ -129,6 +130,27 @@ def test_sizes_stay_in_the_budget(height: int, width: int) -> None:
     assert layout.resized_height % 28 == layout.resized_width % 28 == 0
     thinnest = 28 * max(layout.resized_height, layout.resized_width)
     assert 56 * 56 <= layout.pixels <= max(28 * 28 * 1280, thinnest)
+
+
+@given(st.integers(1, 400), st.integers(1, 60))
+def test_runs_are_gapless_and_even(frames: int, wanted: int) -> None:
+    layout = plan(video(frames, fps=2))
+    sealed = layout.to_plan(media_bytes=10)
+    runs = split(sealed, wanted)
+    assert len(runs) == min(wanted, sealed.grids[0].t)
+    assert sum(run.patches for run in runs) == sealed.patches
+    assert len({run.key for run in runs}) == len(runs)
+    edge = 0
+    for run in runs:
+        assert run.rows.begin == edge
+        edge = run.rows.end
+        if run.frames is not None:
+            assert run.frames.begin % 2 == run.frames.end % 2 == 0
+            assert len(run.frames) // 2 * sealed.num_rows == len(run.rows) * sealed.grids[0].t
+    assert edge == sealed.num_rows
+    sizes = [len(run.rows) for run in runs]
+    assert max(sizes) - min(sizes) <= sealed.num_rows // sealed.grids[0].t
+    assert split(plan(image(100, 100)).to_plan(media_bytes=1), wanted)[0].frames is None
 
 
 def test_options() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 from hypothesis import settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from chiasm.rows import RowFormat
 from gateway.routing import Charge, DecoderRouter, EncoderRouter, Endpoint, prefix_key
 from gateway.routing.base import FIRST_BACK_OFF_S, MAX_AGE_S, Advice
+from gateway.routing.encoders import RUN_PATCHES
 
 ROWS = RowFormat(8, 1, "float32")
 
@@ -128,6 +130,17 @@ def test_only_fitting_encoders_of_one_tower() -> None:
         assert found.address in ("e0", "e1")
     assert router.tower_for(endpoint("d", rows=RowFormat(32, 1, "float32"))) is None
     assert router.pick(digest(1), 1, fits=endpoint("d", tower=b"v")) is None
+
+
+def test_runs_follow_workers_and_their_limits() -> None:
+    router, _ = encoders(3)
+    d = endpoint("d")
+    assert router.num_runs(RUN_PATCHES - 1, fits=d, tower=b"t") == 1
+    assert router.num_runs(2 * RUN_PATCHES, fits=d, tower=b"t") == 2
+    assert router.num_runs(50 * RUN_PATCHES, fits=d, tower=b"t") == 3
+    router.join(dataclasses.replace(endpoint("small"), max_item_patches=RUN_PATCHES))
+    assert router.num_runs(50 * RUN_PATCHES, fits=d, tower=b"t") == 50
+    assert router.num_runs(50 * RUN_PATCHES, fits=d, tower=b"u") == 1
 
 
 def test_decoders_by_prefix_until_too_busy() -> None:

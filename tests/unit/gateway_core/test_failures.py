@@ -1,0 +1,229 @@
+"""What fails and what the client sees of it: broken media, lost rows, dying peers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from chiasm.errors import (
+    EmbeddingLost,
+    InvalidMedia,
+    ResourceExhausted,
+    TooLarge,
+    Unavailable,
+)
+from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
+from chiasm.plan import Cause, Modality, Promise, Span
+from gateway.messages import (
+    ChoiceDone,
+    Delta,
+    JobDone,
+    MediaPart,
+    Sampling,
+)
+from tests.unit.gateway_core.clips import clip
+from tests.unit.gateway_core.conftest import RigMaker, chat, collect, picture, png
+
+
+def text_of(events: list, choice: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)
+
+
+async def test_broken_picture_is_refused_before_any_event(make_rig: RigMaker) -> None:
+    encoder = FakeEncoder(faults=EncoderFaults(fail=Cause.INVALID_MEDIA, delay_s=0.1))
+    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_s=5.0))])
+    with pytest.raises(InvalidMedia) as failure:
+        await collect(rig.pipeline, chat("x", picture(png(), 1)))
+    assert failure.value.param == "messages[0].content[1]"
+    assert len(encoder.encodes) == 1  # a bad file does not walk from replica to replica
+    await rig.settle()
+
+
+async def test_first_event_waits_for_every_item(make_rig: RigMaker) -> None:
+    """The decoder already sends tokens, but the second picture is not decoded yet."""
+    encoder = FakeEncoder(faults=EncoderFaults(delay_s=0.3))
+    decoder = EagerDecoder(Script())
+    rig = await make_rig(encoders=[encoder], decoders=[decoder])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with aclosing(rig.pipeline.run(chat(picture(png())))) as events:
+        await anext(events)
+        assert loop.time() - began >= 0.3
+
+
+async def test_lost_rows_are_encoded_elsewhere(make_rig: RigMaker) -> None:
+    decoder = FakeDecoder(Script(lose=(Cause.LOST,), land_s=0.05))
+    rig = await make_rig(encoders=2, decoders=[decoder])
+    events = await collect(rig.pipeline, chat(picture(png())))
+    assert isinstance(events[-1], JobDone)
+    (redirect,) = decoder.generations[0].redirects
+    first, second = (e for encoder in rig.encoders for e in encoder.encodes)
+    assert redirect.attempt == 2
+    old = decoder.generations[0].start.promises[0].parts[0].source
+    assert redirect.source.endpoint != old.endpoint
+    assert redirect.source.encode_id in {first.encode_id, second.encode_id}
+    await rig.settle()
+
+
+async def test_recalled_rows_may_come_from_the_same_encoder(make_rig: RigMaker) -> None:
+    decoder = FakeDecoder(Script(lose=(Cause.PREEMPTED,) * 5, land_s=0.01))
+    rig = await make_rig(decoders=[decoder])
+    events = await collect(rig.pipeline, chat(picture(png())))
+    assert isinstance(events[-1], JobDone)
+    assert [r.attempt for r in decoder.generations[0].redirects] == [2, 3, 4, 5, 6]
+    await rig.settle()
+
+
+async def test_losses_are_bounded(make_rig: RigMaker) -> None:
+    decoder = FakeDecoder(Script(lose=(Cause.LOST,) * 50))
+    rig = await make_rig(encoders=3, decoders=[decoder])
+    with pytest.raises(EmbeddingLost):
+        await collect(rig.pipeline, chat(picture(png())))
+    assert rig.encodes() <= 3
+    await rig.settle()
+
+
+@pytest.mark.parametrize("cause", [Cause.INVALID_MEDIA, Cause.TOO_LARGE])
+async def test_client_faults_told_by_the_decoder_are_not_retried(
+    make_rig: RigMaker, cause: Cause
+) -> None:
+    rig = await make_rig(encoders=2, decoders=[FakeDecoder(Script(lose=(cause,)))])
+    kind = InvalidMedia if cause is Cause.INVALID_MEDIA else TooLarge
+    with pytest.raises(kind) as failure:
+        await collect(rig.pipeline, chat(picture(png())))
+    assert failure.value.param == "messages[0].content[0]"
+    assert rig.encodes() == 1
+    await rig.settle()
+
+
+async def test_a_dying_encoder_is_replaced_unasked(make_rig: RigMaker) -> None:
+    encoders = [FakeEncoder(faults=EncoderFaults(delay_s=30.0)) for _ in range(2)]
+    decoder = FakeDecoder(Script(land_s=0.5))
+    rig = await make_rig(encoders=encoders, decoders=[decoder])
+    running = asyncio.create_task(collect(rig.pipeline, chat(picture(png()))))
+    while not rig.encodes():
+        await asyncio.sleep(0.01)
+    (hit,) = (e for e in encoders if e.encodes)
+    (other,) = (e for e in encoders if e is not hit)
+    other.faults.delay_s = 0.0
+    await rig.servers[id(hit)].grpc.stop(0)
+    events = await running
+    assert isinstance(events[-1], JobDone)
+    assert len(other.encodes) == 1
+    assert [r.attempt for r in decoder.generations[0].redirects] == [2]
+
+
+async def test_a_full_encoder_passes_to_the_next_and_all_full_is_429(make_rig: RigMaker) -> None:
+    encoders = [FakeEncoder(faults=EncoderFaults(exhausted=True)) for _ in range(2)]
+    decoder = FakeDecoder(Script(land_s=1.0))
+    rig = await make_rig(encoders=encoders, decoders=[decoder])
+    with pytest.raises(ResourceExhausted) as failure:
+        await collect(rig.pipeline, chat(picture(png())))
+    assert failure.value.retry_after_s
+    assert [len(e.encodes) for e in encoders] == [1, 1]
+
+
+async def test_a_decoder_that_fails_before_the_first_token_is_replaced(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
+    decoders = [FakeDecoder(Script(refuse=Unavailable("down"))) for _ in range(2)]
+    rig = await make_rig(decoders=decoders)
+    with pytest.raises(Unavailable):
+        await collect(rig.pipeline, chat("x"))
+    decoders[1].script.refuse = None
+    await asyncio.sleep(0.6)  # the back-off
+    events = await collect(rig.pipeline, chat("x", picture(png())))
+    assert isinstance(events[-1], JobDone)
+    await rig.settle()
+
+
+async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> None:  # noqa: ANN001
+    ids = prompts.encode_text("one two three four five six")
+    scripts = [Script(token_ids=ids, die_after=4, token_s=0.02) for _ in range(2)]
+    decoders = [FakeDecoder(script) for script in scripts]
+    rig = await make_rig(decoders=decoders)
+    job = chat("x", picture(png()), sampling=Sampling(max_tokens=100, n=2))
+    running = asyncio.create_task(collect(rig.pipeline, job))
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    (second,) = (d for d in decoders if not d.generations)
+    second.script.die_after = None
+    events = await running
+    assert text_of(events, 0) == text_of(events, 1) == "one two three four five six"
+    assert isinstance(events[-1], JobDone)
+    (first,) = (d for d in decoders if d is not second)
+    before, after = first.generations[0].start, second.generations[0].start
+    assert [list(r.output_ids) for r in after.resume_from] == [list(ids[:4])] * 2
+    assert after.prompt_token_ids == before.prompt_token_ids
+    assert after.sampling == before.sampling  # the seed too: the draws go on
+    assert events[-1].usage.completion_tokens == 2 * len(ids)
+    await rig.settle()
+
+
+async def test_a_choice_that_had_ended_is_stopped_at_the_next_decoder(make_rig: RigMaker) -> None:
+    script = Script(per_choice={0: (70,), 1: (71,) * 9}, die_after=3, token_s=0.02)
+    decoders = [FakeDecoder(script), FakeDecoder(script)]
+    rig = await make_rig(decoders=decoders)
+    running = asyncio.create_task(
+        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=20, n=2)))
+    )
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    (second,) = (d for d in decoders if not d.generations)
+    second.script = Script(token_ids=(71,) * 9, token_s=0.02)
+    events = await running
+    assert second.generations[0].stopped == {0}
+    assert [e.choice for e in events if isinstance(e, ChoiceDone)] == [0, 1]
+    assert sum(len(e.token_ids) for e in events if isinstance(e, Delta)) == 1 + 9
+
+
+async def test_a_decoder_that_dies_mid_stream_and_has_no_heir_fails_the_stream(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
+    decoder = FakeDecoder(Script(token_ids=(70,) * 9, die_after=3, token_s=0.02))
+    rig = await make_rig(decoders=[decoder])
+    seen = []
+    with pytest.raises(Unavailable):
+        async with aclosing(rig.pipeline.run(chat("x", sampling=Sampling(max_tokens=20)))) as es:
+            async for event in es:
+                seen.append(event)
+    assert len(seen) == 3
+
+
+async def test_a_long_clip_is_cut_into_runs(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.routing.encoders.RUN_PATCHES", 64)
+    decoder = FakeDecoder(Script(lose=(Cause.LOST,), land_s=0.05))
+    rig = await make_rig(encoders=3, decoders=[decoder])
+    data = clip(20, fps=4)
+    part = MediaPart(Modality.VIDEO, data=data, param="p")
+    events = await collect(rig.pipeline, chat(part, "what?"))
+    assert isinstance(events[-1], JobDone)
+    promise = Promise.from_proto(decoder.generations[0].start.promises[0])  # gapless, or it raises
+    assert len(promise.parts) == 3
+    assert [p.frames.begin for p in promise.parts[1:]] == [p.frames.end for p in promise.parts[:-1]]
+    assert promise.parts[-1].frames.end == len(promise.plan.frame_indices)
+    assert len({p.source.encode_id for p in promise.parts}) == 3
+    told = {e.encode_id: e for encoder in rig.encoders for e in encoder.encodes}
+    for sent in promise.parts:
+        assert Span.from_proto(told[sent.source.encode_id].frames) == sent.frames
+        assert Span.from_proto(told[sent.source.encode_id].rows) == sent.rows
+    (redirect,) = decoder.generations[0].redirects  # part 0 was lost, it alone moves
+    assert (redirect.part, redirect.attempt) == (0, 2)
+    again = told[redirect.source.encode_id]
+    assert Span.from_proto(again.frames) == promise.parts[0].frames
+    assert rig.encodes() == 4
+    await rig.settle()
+
+
+class EagerDecoder(FakeDecoder):
+    """Sends tokens before any item has landed (its prompt begins with text)."""
+
+    async def _land(self, generation):  # noqa: ANN001, ANN202
+        return
+        yield
