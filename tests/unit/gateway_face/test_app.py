@@ -44,7 +44,7 @@ async def gateway_over(
 
 
 async def until(holds: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not holds():  # type: ignore[operator]
             await asyncio.sleep(0.005)
 
@@ -162,7 +162,7 @@ async def test_the_real_pipeline_answers_through_both_ends() -> None:
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await client.get("/ready")).status_code != 200:
             await asyncio.sleep(0.02)
 
@@ -212,7 +212,7 @@ def test_sigterm_ends_the_process_in_order() -> None:
         assert httpx.get(f"http://{address}/health").status_code == 200
         assert httpx.get(f"http://{address}/ready").status_code == 503
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://{address}/health")
     finally:

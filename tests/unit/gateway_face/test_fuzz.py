@@ -55,7 +55,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
 
 
 @given(st.lists(requests(), min_size=1, max_size=10))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_odd_bodies_are_answered_or_refused_in_shape(
     bodies: list[tuple[str, dict[str, object]]],
 ) -> None:

@@ -117,7 +117,7 @@ async def test_cancelling_the_call_cancels_the_run() -> None:
         call = gateway_pb2_grpc.GatewayStub(channel).Chat(request())
         await call.read()
         call.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not pipeline.ends:
                 await asyncio.sleep(0.01)
     assert pipeline.ends == ["cancelled"]
