@@ -1,14 +1,13 @@
 """One child process: its output line by line, its ready line, its end.
 
 A child never outlives this process: it leads its own process group, which is killed with it, and
-the kernel kills it when its parent dies, however that happens.
+the kernel kills it when its parent dies, however that happens (`chiasm.cli.lifeline`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -19,14 +18,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chiasm.cli import lifeline
 from chiasm.cli.failure import CommandFailed
 
 READY_PREFIX = "chiasm-ready "
 KEPT_LINES = 40
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _LONGEST_LINE = 1 << 20
+_LAST_WORDS_S = 2.0
 
 
 class Child:
@@ -55,19 +54,17 @@ class Child:
 
     async def start(self) -> None:
         """Starts the process; does not wait until it is ready."""
-        parent = os.getpid()
         self._ready = asyncio.get_running_loop().create_future()
         # Pipes of our own: with asyncio's, waiting for the process would also wait for whatever it
         # started and left behind holding them.
         out, err = await _open_pipe(), await _open_pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *(sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid()), *self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out.write_fd,
                 stderr=err.write_fd,
                 start_new_session=True,  # a Ctrl-C reaches us alone; we end children in order
-                preexec_fn=lambda: _die_with(parent),
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         finally:
@@ -109,7 +106,9 @@ class Child:
         readers = [asyncio.create_task(self._read(stream)) for stream in streams]
         code = await process.wait()
         self.signal_group(signal.SIGKILL)  # what it left behind, and what would hold the pipes
-        await asyncio.wait(readers)
+        _, stuck = await asyncio.wait(readers, timeout=_LAST_WORDS_S)
+        for reader in stuck:  # somebody who left the group still holds the pipe
+            reader.cancel()
         return code
 
     async def _read(self, stream: StreamReader) -> None:
@@ -155,11 +154,3 @@ async def _lines(stream: StreamReader) -> AsyncIterator[str]:
             rest = b""
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-def _die_with(parent: int) -> None:
-    """Runs in the child between fork and exec."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we could ask
-            os._exit(1)

@@ -17,8 +17,11 @@ from chiasm.cli.failure import CommandFailed
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 HEALTHY_AFTER_S = 60.0
+SUPERVISOR = "chiasm"
+"""The name under which a supervisor itself speaks."""
 
 Relay = Callable[[str, str], None]  # (name, line)
+Watch = Callable[[str, Mapping[str, str] | None], None]  # (name, ready line; None: it has ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,17 @@ class Supervisor:
     """Owns every child it launched until `stop` returns.
 
     Args:
-        relay: Gets every line of every child, and the supervisor's own under the name `chiasm`.
+        relay: Gets every line of every child, and the supervisor's own under the name `SUPERVISOR`.
         stop_s: Seconds children get to drain before they are killed.
+        watch: Told of every child that has become ready, and of every end of one.
     """
 
-    def __init__(self, relay: Relay, *, stop_s: float = 35.0) -> None:
+    def __init__(
+        self, relay: Relay, *, stop_s: float = 35.0, watch: Watch = lambda name, ready: None
+    ) -> None:
         self._relay = relay
         self._stop_s = stop_s
+        self._watch = watch
         self._members: list[_Member] = []
         self._stopping = asyncio.Event()
 
@@ -125,13 +132,16 @@ class Supervisor:
         member.child = child
         if self._stopping.is_set():
             child.terminate()
-        return await child.ready()
+        ready = await child.ready()
+        self._watch(name, ready)
+        return ready
 
     async def _keep(self, member: _Member) -> None:
         while True:
             assert member.child is not None
             started = time.monotonic()
             code = await member.child.wait()
+            self._watch(member.spec.name, None)
             if self._stopping.is_set():
                 return
             if time.monotonic() - started > HEALTHY_AFTER_S:
@@ -165,4 +175,4 @@ class Supervisor:
             await member.keeper
 
     def _say(self, text: str) -> None:
-        self._relay("chiasm", text)
+        self._relay(SUPERVISOR, text)

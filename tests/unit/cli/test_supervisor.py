@@ -69,6 +69,23 @@ async def test_launch_returns_the_ready_line(running: Supervisor) -> None:
     assert running.waiting_for == ()
 
 
+async def test_a_watcher_hears_of_every_beginning_and_end(lines: list[tuple[str, str]]) -> None:
+    heard: list[tuple[str, str | None]] = []
+    supervisor = Supervisor(
+        lambda name, line: lines.append((name, line)),
+        stop_s=5.0,
+        watch=lambda name, ready: heard.append((name, ready and ready["address"])),
+    )
+    try:
+        await supervisor.launch(spec("a", SERVE))
+        os.kill(supervisor.pids()["a"], signal.SIGKILL)
+        await until(lambda: len(heard) == 3)
+        assert heard == [("a", "127.0.0.1:4321"), ("a", None), ("a", "127.0.0.1:4321")]
+    finally:
+        await supervisor.stop()
+    assert heard[3:] == [("a", None)]
+
+
 async def test_a_child_that_ends_first_is_named_with_its_last_words(running: Supervisor) -> None:
     with pytest.raises(CommandFailed, match=r"a did not start \(exit code 3\): no such model"):
         await running.launch(spec("a", "import sys; print('no such model'); sys.exit(3)"))
@@ -140,6 +157,20 @@ async def test_an_endless_line_is_cut_not_refused() -> None:
     assert await child.wait() == 0
     assert sum(len(line) for line in seen) == 3_000_003
     assert seen[-1] == "end"
+
+
+async def test_a_daemon_that_holds_the_pipe_delays_nothing() -> None:
+    code = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', "
+        "'import time; time.sleep(600)'], start_new_session=True); print(p.pid, flush=True)"
+    )
+    seen: list[str] = []
+    child = Child("a", (sys.executable, "-c", code), relay=seen.append)
+    await child.start()
+    try:
+        assert await asyncio.wait_for(child.wait(), 10.0) == 0
+    finally:
+        os.kill(int(seen[0]), signal.SIGKILL)
 
 
 PARENT = textwrap.dedent(
