@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from chiasm.config import ServerConfig
 from chiasm.errors import Unavailable
 from chiasm.interceptors import ErrorInterceptor
 
@@ -88,6 +90,17 @@ class Server:
         """Not ready, then drain, then cancel what is left."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._drain_s)
+
+
+def advertised_address(config: ServerConfig, port: int) -> str:
+    """host:port that peers should dial.
+
+    A wildcard cannot be dialled: this machine's own address stands in for it.
+    """
+    host = config.advertise_host or config.host
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostbyname(socket.gethostname())
+    return f"{host}:{port}"
 
 
 async def until_signal(on_first: Callable[[], None] | None = None) -> None:

@@ -1,51 +1,8 @@
-"""One encoder worker as a process: load, warm up, serve, drain on SIGTERM."""
+"""Starts what the settings ask for: one worker in this process, or several beside it."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import socket
-import time
-from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
-import torch
-
-import chiasm
-from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig
-from chiasm.digest import processor_digest, tower_digest
-from chiasm.handshake import CONTRACT
-from chiasm.plan import Grid
-from chiasm.server import Server, until_signal
-from chiasm.telemetry import EncoderMetrics, serve_metrics
-from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from encoder_svc.engine import EncoderEngine, EngineLimits
-from encoder_svc.metered_sink import MeteredSink
-from encoder_svc.pixels.settings import read_settings
-from encoder_svc.processor import Processor
-from encoder_svc.runner import TowerRunner
-from encoder_svc.servicer import EncoderServicer
-from encoder_svc.work import PreparedUnit, RunFailure
-
-logger = logging.getLogger(__name__)
-
-SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["Encoder"].full_name
-
-_POLL_S = 0.05
-_LAST_STREAMS_S = 0.5  # for what is left after the drain: WatchLoad streams, which never end
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What is loaded before anything is served."""
-
-    runner: TowerRunner
-    processor: Processor
-    model_dir: Path
-    tower_digest: bytes
-    processor_digest: bytes
 
 
 def main(config: EncoderConfig) -> None:
@@ -53,116 +10,14 @@ def main(config: EncoderConfig) -> None:
 
     Raises:
         ValueError: Settings or a checkpoint that cannot be served.
-        ChiasmError: The port is taken.
+        ChiasmError: The port is taken, or a worker does not start.
     """
-    asyncio.run(_serve(config))
+    # Imported here: who only watches over workers needs no torch.
+    if config.dp_size > 1:
+        from encoder_svc.replicas import serve_replicas
 
+        serve_replicas(config)
+    else:
+        from encoder_svc.worker import serve_worker
 
-async def _serve(config: EncoderConfig) -> None:
-    # The port first: a taken one must not cost the loading of a tower.
-    server = Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S)
-    parts = await asyncio.to_thread(load_parts, config)
-    engine = EncoderEngine(parts.runner, parts.processor, _limits(config))
-    metrics = EncoderMetrics()
-    metrics.pending_patches.set_function(lambda: engine.pending_patches)
-    servicer = EncoderServicer(
-        engine, config=config, description=describe(config, parts, server.port), metrics=metrics
-    )
-    engine.start(MeteredSink(servicer.store, metrics))
-    encoder_pb2_grpc.add_EncoderServicer_to_server(servicer, server.grpc)
-    await server.start((SERVICE_NAME,))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
-    await server.ready(True)
-    print(f"chiasm-ready role=encoder address={server.address}", flush=True)
-    try:
-        await until_signal()
-    finally:
-        servicer.draining = True
-        await server.ready(False)
-        await _drain(servicer, config.server.drain_s)
-        await server.stop()
-        await engine.stop()
-
-
-async def _drain(servicer: EncoderServicer, drain_s: float) -> None:
-    """Waits until nobody is interested in any rows, or the time is up.
-
-    The server goes on taking Fetches: the rows of an Encode accepted before the signal must be had.
-    """
-    store = servicer.store
-    deadline = time.monotonic() + drain_s
-    while store.num_encodes + store.num_fetches and time.monotonic() < deadline:
-        await asyncio.sleep(_POLL_S)
-    if store.num_encodes + store.num_fetches:
-        logger.warning("draining took over %s s: open streams are cut", drain_s)
-
-
-def load_parts(config: EncoderConfig) -> Parts:
-    """Loads and warms the tower and reads the digests. Blocks. Raises ValueError."""
-    if config.transport == "nixl":
-        raise ValueError("--transport nixl: this build moves rows over grpc only")
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    began = time.monotonic()
-    model_dir = resolve_model(config.model)
-    runner = TowerRunner.load(
-        model_dir, device=config.device, dtype=config.dtype, row_dtype=config.row_dtype
-    )
-    parts = Parts(
-        runner=runner,
-        processor=Processor(*read_settings(model_dir)),
-        model_dir=model_dir,
-        tower_digest=tower_digest(model_dir, full=config.digest == "full"),
-        processor_digest=processor_digest(model_dir),
-    )
-    warm_up(runner)
-    logger.info("%s: vision tower ready in %.1f s", config.model, time.monotonic() - began)
-    return parts
-
-
-def warm_up(runner: TowerRunner) -> None:
-    """Runs the smallest picture. Raises ValueError when even that has no finite rows."""
-    geometry = runner.geometry
-    grid = Grid(1, geometry.merge, geometry.merge)
-    patches = np.zeros((grid.patches, geometry.patch_values), dtype=np.float32)
-    (outcome,) = runner.run([PreparedUnit(patches, grid)], segment_rows=1)
-    if isinstance(outcome, RunFailure):
-        raise ValueError(f"{outcome.message}, for a blank picture: is --dtype right?")
-
-
-def describe(config: EncoderConfig, parts: Parts, port: int) -> common_pb2.Description:
-    """What Describe says."""
-    epoch = time.time_ns()
-    instance_id = f"encoder-{epoch:x}"
-    address = f"{_advertised_host(config)}:{port}"
-    return common_pb2.Description(
-        contract=CONTRACT,
-        features=("frame_runs", "segments"),
-        role="encoder",
-        instance_id=instance_id,
-        epoch=epoch,
-        advertised_address=address,
-        model=config.model,
-        family=parts.runner.family,
-        digests=common_pb2.Digests(tower=parts.tower_digest, processor=parts.processor_digest),
-        rows=parts.runner.row_format.to_proto(),
-        workers=(common_pb2.Worker(instance_id=instance_id, epoch=epoch, address=address),),
-        transports=("grpc",),
-        max_item_patches=config.max_item_patches,
-        version=chiasm.__version__,
-    )
-
-
-def _advertised_host(config: EncoderConfig) -> str:
-    """A wildcard cannot be dialled: this machine's own address stands in for it."""
-    host = config.server.advertise_host or config.server.host
-    return socket.gethostbyname(socket.gethostname()) if host in ("0.0.0.0", "::") else host
-
-
-def _limits(config: EncoderConfig) -> EngineLimits:
-    return EngineLimits(
-        max_batch_patches=config.max_batch_patches,
-        max_item_patches=config.max_item_patches,
-        segment_rows=config.segment_rows,
-        preprocess_workers=config.preprocess_workers,
-    )
+        serve_worker(config)

@@ -80,7 +80,7 @@ class TowerRunner:
         self, batch: Sequence[PreparedUnit], *, segment_rows: int
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
-        # Copied even when there is one: how numpy aligned the memory must not show in the last bits.
+        # Copied even when there is one: how numpy aligned it must not show in the last bits.
         patches = torch.cat([self._to_device(unit) for unit in batch])
         rows = self._tower(patches, [unit.grid for unit in batch]).to(self._row_dtype)
         counts = [self.geometry.rows(unit.grid.patches) for unit in batch]
@@ -101,9 +101,14 @@ class TowerRunner:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ValueError for one that is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ValueError for one that is not there.
+
+    `auto:N`, worker N's share of the machine: `cuda:N` where there are GPUs, else `cpu`.
+    """
+    kind, _, index = name.partition(":")
+    if kind == "auto":
+        gpu = f"cuda:{index}" if index else "cuda"
+        name = gpu if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:

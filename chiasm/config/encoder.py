@@ -14,8 +14,10 @@ class EncoderConfig:
     model: str
     """Checkpoint directory, or `demo`."""
     server: ServerConfig = field(default_factory=ServerConfig)
+    dp_size: int = 1
+    """Worker processes, each with its own GPU, cache and port; `port` lists them if more than 1."""
     device: str = "auto"
-    """cpu, cuda, cuda:N, or auto."""
+    """cpu, cuda, cuda:N, or auto. Worker i of several takes cuda:i where there are GPUs."""
     dtype: str = "auto"
     """Weights, arithmetic: float32, bfloat16, float16; auto = bfloat16 on cuda, float32 on cpu."""
     row_dtype: str = "auto"
@@ -37,16 +39,24 @@ class EncoderConfig:
     preprocess_workers: int = 2
     """Threads that decode, resize and patchify."""
     num_threads: int = 0
-    """Torch threads; 0 = torch's default."""
+    """Torch threads; 0 = torch's default, of several workers each its share of the cores."""
     fetch_grace_s: float = 5.0
     """How long a Fetch that arrives before its Encode may wait."""
     digest: str = "sampled"
     """sampled (64 KiB of every tensor) or full."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_patches", "max_item_patches", "cache_bytes", "segment_rows"):
+        for name in (
+            "dp_size",
+            "max_batch_patches",
+            "max_item_patches",
+            "cache_bytes",
+            "segment_rows",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive")
+        if self.dp_size > 1 and ":" in self.device:
+            raise ValueError(f"--dp-size {self.dp_size}: --device {self.device!r} is one device")
         if self.transport not in ("auto", "nixl", "grpc"):
             raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
         if self.digest not in ("sampled", "full"):

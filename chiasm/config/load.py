@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -112,6 +113,14 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
     result: dict[str, Any] = plain(dataclasses.asdict(config))
     return result
+
+
+def to_flags(config: Any) -> tuple[str, ...]:
+    """Flags that say every setting of the tree, so that no file or variable can add to them."""
+    return tuple(
+        _flag(setting, functools.reduce(getattr, setting.path, config))
+        for setting in settings(type(config))
+    )
 
 
 def dump(config: Any) -> str:
@@ -253,6 +262,13 @@ def _coerce(setting: Setting, value: Any, where: str) -> Any:
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise ValueError(f"{where}: must be a list of texts, got {value!r}")
     return tuple(piece.strip() for item in items for piece in item.split(",") if piece.strip())
+
+
+def _flag(setting: Setting, value: Any) -> str:
+    if setting.type is bool:
+        return setting.flag if value else f"--no-{setting.flag[2:]}"
+    text = ",".join(value) if setting.type == tuple[str, ...] else str(value)
+    return f"{setting.flag}={text}"
 
 
 def _boolean(value: Any, where: str) -> bool:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from chiasm.cli.reference import configuration
-from chiasm.cli.service import CONFIG_CLASSES
+from chiasm.cli.service import CONFIG_CLASSES, parse
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
-from chiasm.config.load import Setting, dump, load, settings, to_mapping
+from chiasm.config.load import Setting, dump, load, settings, to_flags, to_mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = Path(__file__).with_name("flags.txt")
@@ -169,6 +169,17 @@ def test_what_is_printed_can_be_read_again(cls: type, tmp_path: Path) -> None:
         file.write_text(dump(config))
         assert load(cls, file=file) == config
         assert yaml.safe_load(dump(config)) == to_mapping(config)
+
+
+@pytest.mark.parametrize("cls", CONFIG_CLASSES)
+def test_a_config_can_be_said_in_flags_alone(cls: type) -> None:
+    """Every setting is said: the environment adds nothing."""
+    env = {setting.env: sample(setting)[0] for setting in settings(cls)}
+    for given in ({"model": "m"}, {s.name: sample(s)[1] for s in settings(cls)}):
+        config = load(cls, flags=given)
+        if isinstance(config, GatewayConfig):  # an empty list cannot be said over a given one
+            env = {}
+        assert parse(cls, "test", to_flags(config), env) == config
 
 
 @pytest.mark.parametrize("cls", CONFIG_CLASSES)

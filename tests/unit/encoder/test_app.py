@@ -23,7 +23,7 @@ from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.plan import MediaPlan, Span
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from encoder_svc.app import load_parts
+from encoder_svc.worker import load_parts
 from encoder_svc.geometry import resolve_run
 from encoder_svc.processor import Processor
 from tests.unit.encoder.plans import image_plan, job

@@ -15,7 +15,7 @@ from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig, ServerConfig
 from chiasm.errors import Unavailable
 from chiasm.server import Server
-from encoder_svc.app import describe, load_parts, main
+from encoder_svc.worker import describe, load_parts, serve_worker
 from encoder_svc.models.qwen2_5_vl import VisionConfig
 from encoder_svc.models.registry import tower_class
 from encoder_svc.pixels.settings import PixelSettings, read_settings
@@ -101,7 +101,7 @@ def test_processor_and_tower_disagree(checkpoint: Path) -> None:
     edit(checkpoint / "preprocessor_config.json", patch_size=16)
     edit(checkpoint / "video_preprocessor_config.json", patch_size=16)
     with pytest.raises(ValueError, match="the processor cuts"):
-        main(EncoderConfig(model=str(checkpoint)))
+        serve_worker(EncoderConfig(model=str(checkpoint)))
 
 
 def test_a_tower_that_makes_nonsense_does_not_serve(checkpoint: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_taken_port_costs_no_loading() -> None:
     taken = Server("127.0.0.1", 0)
     config = EncoderConfig(model="/nowhere", server=ServerConfig(port=taken.port))
     with pytest.raises(Unavailable, match="in use"):
-        await asyncio.to_thread(main, config)
+        await asyncio.to_thread(serve_worker, config)
     await taken.grpc.stop(0)
 
 
