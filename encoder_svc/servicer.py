@@ -28,6 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 _MAX_AGENT_METADATA = 64 << 10
+_MEDIA_IN_FLIGHT = 4  # of the largest size, held at once
 _LOAD_INTERVAL_MS = (100, 10_000)
 
 
@@ -67,6 +68,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             cache_bytes=config.cache_bytes,
             row_bytes=row_format.row_bytes,
             max_pending_patches=config.max_pending_patches,
+            max_pending_media=_MEDIA_IN_FLIGHT * config.max_media_bytes,
             cancel_job=engine.cancel,
         )
         self.fetches = FetchTable(

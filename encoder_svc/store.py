@@ -116,6 +116,7 @@ class EmbeddingStore:
         cache_bytes: Budget of rows, reserved and finished together.
         row_bytes: Bytes of one row.
         max_pending_patches: Patches waiting or running before new work is refused.
+        max_pending_media: Bytes of media coming in or being encoded before new work is refused.
         cancel_job: Ends a job by key; nothing of it is reported afterwards.
     """
 
@@ -125,12 +126,14 @@ class EmbeddingStore:
         cache_bytes: int,
         row_bytes: int,
         max_pending_patches: int,
+        max_pending_media: int,
         cancel_job: Callable[[bytes], None],
     ) -> None:
         self.cache_bytes = cache_bytes
         self.used_bytes = 0
         self._row_bytes = row_bytes
         self._max_pending_patches = max_pending_patches
+        self._max_pending_media = max_pending_media
         self._cancel_job = cancel_job
         self._next_key = 0
         self._entries: dict[tuple[bytes, Span | None], Entry] = {}  # all but failed ones
@@ -293,6 +296,15 @@ class EmbeddingStore:
         if pending and pending + opening.patches > self._max_pending_patches:
             raise ResourceExhausted(
                 f"{pending} patches are waiting already", retry_after_s=_RETRY_AFTER_S
+            )
+        media = sum(
+            e.opening.plan.media_bytes
+            for e in self._entries.values()
+            if e.state in (EntryState.FILLING, EntryState.ENCODING)
+        )
+        if media and media + opening.plan.media_bytes > self._max_pending_media:
+            raise ResourceExhausted(
+                f"{media} bytes of media are waiting already", retry_after_s=_RETRY_AFTER_S
             )
         nbytes = len(opening.rows) * self._row_bytes
         if nbytes > self.cache_bytes:

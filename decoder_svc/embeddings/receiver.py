@@ -49,6 +49,7 @@ class EmbeddingReceiver:
         page_rows: Rows of one page.
         row_bytes: Bytes of one row.
         reserve_rows: Rows the oldest request can always have pages for; half the slab at most.
+        grant_pages: Most pages of one grant: rows are usable grant by grant.
         row_format: When given, every Ready must be of exactly this format.
         new_id: Makes fetch ids, never one twice.
     """
@@ -60,12 +61,14 @@ class EmbeddingReceiver:
         page_rows: int,
         row_bytes: int,
         reserve_rows: int = 4096,
+        grant_pages: int = 16,
         row_format: RowFormat | None = None,
         new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.counters = Counters()
         self._pool = PagePool(pages)
         self._row_bytes = row_bytes
+        self._grant_pages = grant_pages
         reserve = max(1, min(-(-reserve_rows // page_rows), pages // 2))
         self._planner = GrantPlanner(self._pool, reserve=reserve, page_rows=page_rows)
         self._format = row_format
@@ -129,7 +132,9 @@ class EmbeddingReceiver:
         self._order.observe([want.request_id for want in wants])
         head = self._order.head(self._waits_for_rows)
         for (fetch_id, segment), slots in self._planner.plan(wants, head=head).items():
-            self._emit_grant(self._fetches[fetch_id], segment, slots)
+            for at in range(0, len(slots), self._grant_pages):
+                part = slots[at : at + self._grant_pages]
+                self._emit_grant(self._fetches[fetch_id], segment, part)
 
     def landed_until(self, request_id: str, item: int, begin: int) -> int:
         """The largest e such that rows [begin, e) are all landed."""

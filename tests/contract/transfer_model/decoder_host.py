@@ -82,6 +82,7 @@ class DecoderHost:
             page_rows=PAGE_ROWS,
             row_bytes=ROW,
             reserve_rows=3,
+            grant_pages=2,
             row_format=FORMAT,
             new_id=lambda: name.encode() + str(next(ids)).encode(),
         )

@@ -106,6 +106,7 @@ class EncoderHost:
             cache_bytes=CACHE_ROWS * ROW,
             row_bytes=ROW,
             max_pending_patches=1000,
+            max_pending_media=1000,
             cancel_job=self._cancel_job,
         )
         self.table = FetchTable(self.store, epoch=self.epoch, row_format=FORMAT)

@@ -49,6 +49,15 @@ class PatternBuffer:
         return memoryview(self._data)[begin * self._row : end * self._row]
 
 
+class ZeroBuffer(PatternBuffer):
+    """Many rows, cheaply."""
+
+    def __init__(self, digest: bytes, rows: Span) -> None:
+        self.num_rows = len(rows)
+        self._row = ROW
+        self._data = bytes(len(rows) * ROW)
+
+
 class PatternEngine:
     """Implements `encoder_svc.messages.Engine` without a tower."""
 
@@ -57,6 +66,7 @@ class PatternEngine:
         self.delay_s = delay_s
         self.fail: Cause | None = None
         self.extra_rows = 0
+        self.make_buffer: Callable[[bytes, Span], PatternBuffer] = PatternBuffer
         self.submitted: list[EncodeJob] = []
         self.cancelled: list[bytes] = []
         self._sink: Sink | None = None
@@ -91,7 +101,7 @@ class PatternEngine:
         end = job.rows.end + self.extra_rows
         for segment, begin in enumerate(range(job.rows.begin, end, self.segment_rows)):
             rows = Span(begin, min(begin + self.segment_rows, end))
-            buffer = PatternBuffer(job.plan.digest, rows)
+            buffer = self.make_buffer(job.plan.digest, rows)
             self._sink.segment_ready(job.key, segment, rows, buffer)
             await asyncio.sleep(0)
         self._sink.finished(job.key, EncodeStats(1.0, 2.0, 3.0))

@@ -21,6 +21,7 @@ from tests.unit.transfer.loopback import (
     PAGE_ROWS,
     ROW,
     PatternEngine,
+    ZeroBuffer,
     decoder,
     encoder,
     eventually,
@@ -507,3 +508,80 @@ async def test_a_one_sided_writer_that_died_is_given_up_after_a_while() -> None:
         assert d.receiver.num_free_pages < 16
         await d.idle()
         gate.set()
+
+
+async def test_hundreds_of_aborts_leave_nothing_behind() -> None:
+    """E05: aborted in encode, in transfer, after transfer; counts return to where they were."""
+    engine = PatternEngine(segment_rows=16)
+    async with encoder(engine, cache_bytes=500 * ROW) as e, decoder(pages=8) as d:
+        for index in range(150):
+            plan = media_plan(f"{index % 40}", 60)
+            encode_id, call = await e.encode(plan)
+            d.want("r", plan, [e.source(encode_id)])
+            if index % 3 == 1:
+                await d.until(lambda: d.receiver.landed_until("r", 0, 0) > 0)
+            elif index % 3 == 2:
+                await d.rows("r", 60)
+            call.cancel()
+            d.drop("r")
+        await d.idle()
+        await eventually(lambda: not e.servicer.store.num_encodes)
+        await eventually(lambda: not e.servicer.fetches.num_open)
+        e.servicer.store.check()
+        e.servicer.fetches.check()
+        assert e.servicer.store.free_bytes == e.servicer.store.cache_bytes
+        assert engine.pending_patches == 0
+
+
+async def test_a_decoder_that_dies_leaves_no_interest() -> None:
+    async with encoder() as e:
+        async with decoder() as d:
+            plan = media_plan("a")
+            encode_id, call = await e.encode(plan)
+            d.want("r", plan, [e.source(encode_id)], until=8)
+            await d.until(lambda: d.receiver.landed_until("r", 0, 0) == 8)
+            assert e.servicer.fetches.num_open == 1
+        await eventually(lambda: not e.servicer.fetches.num_open)
+        call.cancel()
+        await eventually(lambda: not e.servicer.store.num_encodes)
+        assert e.servicer.store.free_bytes == e.servicer.store.cache_bytes
+
+
+async def test_a_slow_reader_makes_a_slow_writer() -> None:
+    """Rows are read from the store as the stream takes them, not ahead of it."""
+    rows = 1 << 20  # 64 MiB
+    engine = PatternEngine(segment_rows=rows)
+    engine.make_buffer = ZeroBuffer
+    async with encoder(engine) as e:
+        plan = media_plan("a", rows)
+        encode_id, _call = await e.encode(plan)
+        await eventually(lambda: bool(e.servicer.store.find(encode_id).segments), timeout_s=30)
+        segment = e.servicer.store.find(encode_id).segments[0]
+        num_read = 0
+        read = segment.buffer.read
+
+        def counted(begin: int, end: int) -> memoryview:
+            nonlocal num_read
+            num_read += end - begin
+            return read(begin, end)
+
+        segment.buffer.read = counted
+        call = e.stub.Fetch()
+        whole = Span(0, rows).to_proto()
+        opening = encoder_pb2.FetchOpen(
+            fetch_id=b"f",
+            digest=plan.digest,
+            rows=whole,
+            encode_id=encode_id,
+            rows_format=FORMAT.to_proto(),
+        )
+        await call.write(encoder_pb2.FetchRequest(open=opening))
+        place = encoder_pb2.Destination(rows=whole, length=rows * ROW, memory_type="stream")
+        grant = encoder_pb2.FetchGrant(segment=0, destinations=[place])
+        while not (await call.read()).HasField("ready"):
+            pass
+        await call.write(encoder_pb2.FetchRequest(grant=grant))
+        await asyncio.sleep(0.5)
+        assert 0 < num_read * ROW < 32 << 20
+        call.cancel()
+        await eventually(lambda: not e.servicer.fetches.num_open)
