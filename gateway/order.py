@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import secrets
 from dataclasses import dataclass
 
 from chiasm.errors import ChiasmError, EmbeddingLost, InvalidMedia, TooLarge
 from chiasm.plan import Cause, MediaPlan, Span
+from chiasm.runs import frame_runs
 from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.messages import Envelope, Sampling
 
@@ -50,25 +50,19 @@ class Run:
 
 
 def split(plan: MediaPlan, num_runs: int) -> tuple[Run, ...]:
-    """Cuts a clip into so many runs of nearly equal length, between temporal patches.
-
-    Pictures, and clips with a grid per frame, stay whole.
-    """
-    steps = plan.grids[0].t if len(plan.grids) == 1 else 1
-    num_runs = min(num_runs, steps)
-    if num_runs <= 1:
-        return (Run(0, Span(0, plan.num_rows), None, plan.patches, plan.digest),)
-    edges = [steps * index // num_runs for index in range(num_runs + 1)]
-    rows, frames = plan.num_rows // steps, len(plan.frame_indices) // steps
+    """Cuts a clip into at most so many runs; pictures stay whole. See `chiasm.runs`."""
+    cuts = frame_runs(plan, num_runs)
+    if len(cuts) == 1:
+        return (Run(0, cuts[0].rows, None, plan.patches, plan.digest),)
     return tuple(
         Run(
             part=part,
-            rows=Span(begin * rows, end * rows),
-            frames=Span(begin * frames, end * frames),
-            patches=plan.patches // steps * (end - begin),
-            key=hashlib.sha256(plan.digest + f"{begin}:{end}".encode()).digest(),
+            rows=cut.rows,
+            frames=cut.frames,
+            patches=plan.patches * len(cut.rows) // plan.num_rows,
+            key=hashlib.sha256(plan.digest + repr(cut.frames).encode()).digest(),
         )
-        for part, (begin, end) in enumerate(itertools.pairwise(edges))
+        for part, cut in enumerate(cuts)
     )
 
 

@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from chiasm.runs import UNIT_PATCHES
 from gateway.routing.base import Charge, Endpoint, Router, rank
 
-RUN_PATCHES = 32768  # the least work that is worth another copy of the file
+RUN_PATCHES = 8 * UNIT_PATCHES  # the least work that is worth another copy of the file
 BOUND = 1.25  # times the mean load, after which a seat's keys overflow to the next
 
 

@@ -198,6 +198,7 @@ async def test_a_long_clip_is_cut_into_runs(
     make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.routing.encoders.RUN_PATCHES", 64)
+    monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 64)
     decoder = FakeDecoder(Script(lose=(Cause.LOST,), land_s=0.05))
     rig = await make_rig(encoders=3, decoders=[decoder])
     data = clip(20, fps=4)
