@@ -70,7 +70,7 @@ class Child:
         finally:
             os.close(out.write_fd)
             os.close(err.write_fd)
-        self._end = asyncio.create_task(self._watch(self._process, (out.reader, err.reader)))
+        self._end = asyncio.create_task(self._watch(self._process, (out, err)))
 
     async def ready(self) -> Mapping[str, str]:
         """The fields of the ready line.
@@ -102,13 +102,15 @@ class Child:
         with contextlib.suppress(ProcessLookupError):  # all gone
             os.killpg(self.pid, number)
 
-    async def _watch(self, process: Process, streams: Sequence[StreamReader]) -> int:
-        readers = [asyncio.create_task(self._read(stream)) for stream in streams]
+    async def _watch(self, process: Process, pipes: Sequence[_Pipe]) -> int:
+        readers = [asyncio.create_task(self._read(pipe.reader)) for pipe in pipes]
         code = await process.wait()
         self.signal_group(signal.SIGKILL)  # what it left behind, and what would hold the pipes
         _, stuck = await asyncio.wait(readers, timeout=_LAST_WORDS_S)
         for reader in stuck:  # somebody who left the group still holds the pipe
             reader.cancel()
+        for pipe in pipes:
+            pipe.transport.close()
         return code
 
     async def _read(self, stream: StreamReader) -> None:
@@ -129,6 +131,7 @@ def describe_exit(code: int) -> str:
 @dataclass(frozen=True, slots=True)
 class _Pipe:
     reader: StreamReader
+    transport: asyncio.ReadTransport
     write_fd: int
 
 
@@ -136,10 +139,10 @@ async def _open_pipe() -> _Pipe:
     loop = asyncio.get_running_loop()
     reader = StreamReader()
     read_fd, write_fd = os.pipe()
-    await loop.connect_read_pipe(
+    transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb", buffering=0)
     )
-    return _Pipe(reader, write_fd)
+    return _Pipe(reader, transport, write_fd)
 
 
 async def _lines(stream: StreamReader) -> AsyncIterator[str]:
