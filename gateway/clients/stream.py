@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import grpc
 
 from chiasm.channel import close_quietly, messages
+from chiasm.errors import Cancelled, Unavailable
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -42,9 +43,17 @@ class Duplex(Generic[Request, Response]):
             if not self._call.done():
                 await self._call.done_writing()
 
-    def __aiter__(self) -> AsyncIterator[Response]:
-        """Responses until the peer ends the call. Raises ChiasmError."""
-        return messages(self._call)  # type: ignore[arg-type]  # its read() is typed too widely
+    async def __aiter__(self) -> AsyncIterator[Response]:
+        """Responses until the peer ends the call.
+
+        Raises:
+            ChiasmError: As the peer meant it. A peer that cancels is going: Unavailable.
+        """
+        try:
+            async for message in messages(self._call):
+                yield cast(Response, message)  # read() is typed too widely
+        except Cancelled as error:
+            raise Unavailable("the peer cancelled the call") from error
 
     async def close(self) -> None:
         """Cancels the call if it still runs."""

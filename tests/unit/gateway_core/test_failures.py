@@ -163,6 +163,22 @@ async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> No
     await rig.settle()
 
 
+async def test_a_decoder_that_is_stopped_is_replaced_too(make_rig: RigMaker) -> None:
+    """What a stopping server answers is no verdict on the request."""
+    decoders = [FakeDecoder(Script(token_ids=(70,) * 30, token_s=0.02)) for _ in range(2)]
+    rig = await make_rig(decoders=decoders)
+    running = asyncio.create_task(
+        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=40)))
+    )
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    (first,) = (d for d in decoders if d.generations)
+    await rig.servers[id(first)].grpc.stop(0)
+    events = await running
+    assert sum(len(e.token_ids) for e in events if isinstance(e, Delta)) == 30
+
+
 async def test_a_choice_that_had_ended_is_stopped_at_the_next_decoder(make_rig: RigMaker) -> None:
     script = Script(per_choice={0: (70,), 1: (71,) * 9}, die_after=3, token_s=0.02)
     decoders = [FakeDecoder(script), FakeDecoder(script)]
