@@ -34,8 +34,9 @@ def _shapes(name: str, size: Size, colour: str, shape: str, count: int) -> tuple
     return name, draw_shapes(random.Random(f"ship-{name}"), size, colour, shape, count)
 
 
-def _number(name: str, size: Size, digits: str) -> tuple[str, Image.Image]:
-    return name, draw_number(random.Random(f"ship-{name}"), size, digits, 0.8, (DEFAULT_FACE,))
+def _number(name: str, size: Size, digits: str, take: int) -> tuple[str, Image.Image]:
+    rng = random.Random(f"ship-{name}-{take}")
+    return name, draw_number(rng, size, digits, 0.6, (DEFAULT_FACE,))
 
 
 def _clip(
@@ -52,9 +53,9 @@ PICTURES = (
     _shapes("three_blue_squares.png", (280, 196), "blue", "square", 3),
     _shapes("six_green_triangles.png", (256, 256), "green", "triangle", 6),
     _shapes("four_yellow_stars.jpg", (480, 360), "yellow", "star", 4),
-    _number("number_40317.png", (320, 160), "40317"),
-    _number("number_862.png", (224, 224), "862"),
-    _number("number_9051.jpg", (520, 300), "9051"),
+    _number("number_40317.png", (320, 160), "40317", 4),
+    _number("number_862.png", (224, 224), "862", 1),
+    _number("number_9051.jpg", (520, 300), "9051", 8),
 )
 CLIPS = (
     _clip("circle_moves_left.mp4", (168, 168), "red", "circle", "left"),
