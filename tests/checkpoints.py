@@ -1,6 +1,6 @@
-"""Tiny random checkpoints in hub layout, made on the spot: what unit, parity and integration tests serve.
+"""Tiny random checkpoints in hub layout, made on the spot, for unit, parity and integration tests.
 
-Tokenizer, chat template and processor files are the demo checkpoint's, so a gateway can serve these too.
+Tokenizer, chat template and processor files are the demo checkpoint's: a gateway can serve these.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from decoder_svc.config.from_hf import TextConfig
@@ -37,5 +40,13 @@ class KvPool:
         kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
         layers = len(mesh.layers(config.num_layers))
         shape = (layers, num_blocks, block_size, kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU of memory that the system hands out only as pages are first touched."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    nbytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -152,16 +152,17 @@ class Scheduler:
     ) -> int:
         """Adds prefill chunks within the budget; returns what is left of it."""
         for sequence in sequences:
-            if budget == 0:
-                break
             if sequence.state is not State.RUNNING or sequence.in_flight or sequence.decodes:
                 continue
-            length = landed_chunk(sequence, min(sequence.num_left, budget), self._receiver)
+            # Asked also without a budget: who waits for the budget does not wait for rows.
+            length = landed_chunk(sequence, min(sequence.num_left, max(budget, 1)), self._receiver)
             clock = sequence.request.clock
-            if length == 0:
-                clock.stalled_since = clock.stalled_since if clock.stalled_since else now
+            if length == 0 and clock.stalled_since is None:
+                clock.stalled_since = now
+            elif length:
+                clock.stalled_since = None
+            if length == 0 or budget == 0:
                 continue
-            clock.stalled_since = None
             if not self._make_room(sequence, length):
                 length = min(length, self._pages.room(sequence))
                 if length == 0:
@@ -281,7 +282,7 @@ class Scheduler:
         edges = [s.computed for s in request.sequences if s.state is State.RUNNING]
         if not edges:
             return
-        # Parked siblings need no more than their leader: they join before it passes what they share.
+        # Parked siblings need no more than their leader: they join before it leaves what is shared.
         for item, before in request.consumed.items():
             until = _row_at(request, item, min(edges))
             if until > before:

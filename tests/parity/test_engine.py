@@ -108,7 +108,9 @@ def test_equal_placeholders_of_other_pictures_share_nothing(model: Path) -> None
         rig.generate(str(i), prompt=[40, 41, one, 60], encoder=rig.encoder, max_tokens=16)
         for i, one in enumerate((RED, BLUE, RED))
     ]
-    assert answers[0].tokens() == answers[2].tokens() == alone(model, [40, 41, RED, 60], max_tokens=16)
+    assert (
+        answers[0].tokens() == answers[2].tokens() == alone(model, [40, 41, RED, 60], max_tokens=16)
+    )
     assert answers[1].tokens() == alone(model, [40, 41, BLUE, 60], max_tokens=16)
     assert answers[1].tokens() != answers[0].tokens()
     assert answers[1].done.cached_tokens == 0

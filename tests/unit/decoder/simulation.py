@@ -1,8 +1,8 @@
 """The engine's policy without torch: pages, slab and model are simulated exactly.
 
-A page remembers which token (and which row of which medium) was written to each place. A "model" draws
-tokens as a checksum over everything a sequence sees through its block table, so a wrong page, row,
-position or order gives a wrong answer. `expected` computes the right one from the request alone.
+A page remembers which token (and which row of which medium) was written to each place. A "model"
+draws tokens as a checksum over everything a sequence sees through its block table, so a wrong page,
+row, position or order gives a wrong answer. `expected` computes the right one from the request alone.
 """
 
 from __future__ import annotations
