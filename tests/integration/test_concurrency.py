@@ -9,6 +9,7 @@ import httpx
 
 from tests.integration.media import circle, clip, data_uri, image_part, text_part
 
+QUESTION = text_part("What is in the picture?")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 
 
@@ -81,7 +82,10 @@ async def test_the_prefix_cache_never_serves_another_picture(base_url: str) -> N
                 "messages": [
                     {
                         "role": "user",
-                        "content": [image_part(circle(colour)), text_part("What is in the picture?")],
+                        "content": [
+                            image_part(circle(colour)),
+                            text_part("What is in the picture?"),
+                        ],
                     }
                 ],
                 "temperature": 0,

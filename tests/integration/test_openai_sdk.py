@@ -38,9 +38,13 @@ def test_two_pictures_are_both_seen(client: OpenAI) -> None:
             ],
         }
     ]
-    both = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
+    both = client.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=8
+    )
     messages[0]["content"] = messages[0]["content"][:1] + messages[0]["content"][2:]
-    one = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
+    one = client.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=8
+    )
     per_picture = both.usage.prompt_tokens - one.usage.prompt_tokens
     assert per_picture == 64 + 2  # 224 x 224 is 16 x 16 patches, merged 2 x 2, between two marks
 
@@ -123,7 +127,10 @@ def test_timings_come_when_asked_for(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[
-            {"role": "user", "content": [image_part(circle()), text_part("What is in the picture?")]}
+            {
+                "role": "user",
+                "content": [image_part(circle()), text_part("What is in the picture?")],
+            }
         ],
         max_tokens=4,
         extra_body={"return_timings": True},

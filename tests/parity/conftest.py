@@ -1,0 +1,26 @@
+"""Prints the parity table that the tests of this folder record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+HEADER = f"{'checkpoint':20} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>9} equal ids"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lines travel as test properties, so that they reach here from parallel workers too."""
+    lines = list(_recorded(terminalreporter))
+    if lines:
+        terminalreporter.section("parity with transformers: largest difference, float32, CPU")
+        for line in [HEADER, *lines]:
+            terminalreporter.write_line(line)
+
+
+def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:
+    for outcome in ("passed", "failed"):
+        for report in reporter.getreports(outcome):
+            for name, value in report.user_properties:
+                if name == "parity" and report.when == "call":
+                    yield str(value)
