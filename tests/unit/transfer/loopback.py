@@ -112,6 +112,11 @@ def media_plan(name: str, num_rows: int = 50, *, media: bytes = b"media") -> Med
     return MediaPlan(digest, "f", Modality.IMAGE, 1, 1, 1, 1, (), num_rows, len(media), "image/png")
 
 
+def bytes_of(plan: MediaPlan) -> bytes:
+    """Every row of a medium."""
+    return pattern_rows(plan.digest, Span(0, plan.num_rows), ROW)
+
+
 @dataclass
 class Encoder:
     """One served encoder."""

@@ -1,0 +1,117 @@
+"""A transport that writes into the decoder's memory by itself: fences, and writers that died."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from chiasm.plan import Span
+from chiasm.transport.local import DRAM, LocalMemory, LocalReceiver
+from decoder_svc.embeddings.events import Broken, Fenced
+from tests.unit.transfer.loopback import (
+    PAGE_ROWS,
+    bytes_of,
+    decoder,
+    encoder,
+    media_plan,
+)
+
+
+async def test_rows_may_be_written_straight_into_memory() -> None:
+    """A one-sided transport needs no change in servicer, session, receiver or fetcher."""
+    memory = LocalMemory()
+
+    def open_receiver(slab):
+        name = memory.register(slab.view())
+        return lambda: LocalReceiver(name)
+
+    sides = {"open_sender": memory.open_sender, "memory_types": frozenset({DRAM})}
+    async with encoder(**sides) as e, decoder(open_receiver=open_receiver) as d:
+        plan = media_plan("a")
+        encode_id, _ = await e.encode(plan)
+        d.want("r", plan, [e.source(encode_id)], until=PAGE_ROWS)
+        await d.until(lambda: d.receiver.landed_until("r", 0, 0) == PAGE_ROWS)
+        d.demands = [replace(d.demands[0], rows=Span(0, 50))]
+        d.step()
+        assert await d.rows("r", 50) == bytes_of(plan)
+        d.drop("r")
+        await d.idle()
+
+
+class PostedSender:
+    """A sender whose writes, once posted, cannot be called back: they end when `gate` opens."""
+
+    def __init__(self, inner, gate: asyncio.Event) -> None:
+        self._inner = inner
+        self._gate = gate
+
+    async def write(self, segment, **kwargs) -> int:
+        async def posted() -> int:
+            await self._gate.wait()
+            return await self._inner.write(segment, **kwargs)
+
+        task = asyncio.create_task(posted())
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                continue  # the promise of `Sender.write`: it ends after the last write
+        return task.result()
+
+
+async def test_a_broken_one_sided_fetch_is_fenced_before_its_pages_are_free() -> None:
+    memory = LocalMemory()
+    gate = asyncio.Event()
+
+    def open_receiver(slab):
+        name = memory.register(slab.view())
+        return lambda: LocalReceiver(name)
+
+    def open_sender(send, peers):
+        return PostedSender(memory.open_sender(send, peers), gate)
+
+    sides = {"open_sender": open_sender, "memory_types": frozenset({DRAM})}
+    async with encoder(**sides) as e, decoder(open_receiver=open_receiver) as d:
+        plan = media_plan("a")
+        encode_id, _call = await e.encode(plan)
+        d.want("r", plan, [e.source(encode_id)])
+        await d.until(lambda: d.receiver.num_free_pages < 16)
+        await asyncio.sleep(0.05)
+        for call in tuple(d.fetcher._calls.values()):
+            call.break_off()
+        await d.until(lambda: any(isinstance(event, Broken) for event in d.events))
+        d.drop("r")
+        held = 16 - d.receiver.num_free_pages
+        await asyncio.sleep(0.2)
+        assert held and 16 - d.receiver.num_free_pages == held
+        assert e.servicer.fetches.num_open == 1  # the write is still posted
+        gate.set()
+        await d.until(lambda: any(isinstance(event, Fenced) for event in d.events))
+        await d.idle()
+        assert e.servicer.fetches.num_open == 0
+        e.servicer.fetches.check()
+
+
+async def test_a_one_sided_writer_that_died_is_given_up_after_a_while() -> None:
+    memory = LocalMemory()
+    gate = asyncio.Event()
+
+    def open_receiver(slab):
+        name = memory.register(slab.view())
+        return lambda: LocalReceiver(name)
+
+    def open_sender(send, peers):
+        return PostedSender(memory.open_sender(send, peers), gate)
+
+    sides = {"open_sender": open_sender, "memory_types": frozenset({DRAM})}
+    async with decoder(open_receiver=open_receiver) as d:
+        async with encoder(**sides) as e:
+            plan = media_plan("a")
+            encode_id, _call = await e.encode(plan)
+            d.want("r", plan, [e.source(encode_id)])
+            await d.until(lambda: d.receiver.num_free_pages < 16)
+            await asyncio.sleep(0.05)
+        await d.until(lambda: any(isinstance(event, Broken) for event in d.events))
+        assert d.receiver.num_free_pages < 16
+        await d.idle()
+        gate.set()
