@@ -17,15 +17,15 @@ import pytest
 import torch
 from PIL import Image
 
-from chiasm.channel import connect
 from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.plan import MediaPlan, Span
-from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from encoder_svc.worker import load_parts
+from chiasm.v1 import common_pb2, encoder_pb2
 from encoder_svc.geometry import resolve_run
 from encoder_svc.processor import Processor
+from encoder_svc.worker import load_parts
+from tests.unit.encoder.client import EncoderClient
 from tests.unit.encoder.plans import image_plan, job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,14 +33,12 @@ ROW_BYTES = 128 * 4
 DEMO = resolve_model("demo")
 
 
-class Worker:
+class Worker(EncoderClient):
     """A running encoder."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        super().__init__(address)
         self.process = process
-        self.channel = connect(address)
-        self.stub = encoder_pb2_grpc.EncoderStub(self.channel)
-        self.epoch = 0
 
 
 @pytest.fixture
@@ -87,68 +85,6 @@ def expected_rows(plan: MediaPlan, data: bytes) -> np.ndarray:
     return np.frombuffer(buffer.read(0, plan.num_rows), np.float32).reshape(plan.num_rows, -1)
 
 
-async def start_encode(
-    worker: Worker, plan: MediaPlan, data: bytes, encode_id: bytes
-) -> grpc.aio.StreamStreamCall:
-    call = worker.stub.Encode()
-    start = encoder_pb2.EncodeStart(
-        context=common_pb2.RequestContext(request_id="r", model="demo"),
-        encode_id=encode_id,
-        plan=plan.to_proto(),
-    )
-    await call.write(encoder_pb2.EncodeRequest(start=start))
-    accepted = (await call.read()).accepted
-    assert accepted.media_needed and not accepted.cached
-    worker.epoch = accepted.encoder_epoch
-    for at in range(0, len(data), 5000):
-        await call.write(encoder_pb2.EncodeRequest(chunk=data[at : at + 5000]))
-    return call
-
-
-async def fetch(worker: Worker, plan: MediaPlan, encode_id: bytes) -> np.ndarray:
-    """All rows of an item, as a decoder fetches them."""
-    call = worker.stub.Fetch()
-    rows_format = common_pb2.RowFormat(
-        hidden_size=128, levels=1, dtype=common_pb2.DType.DTYPE_FLOAT32
-    )
-    opening = encoder_pb2.FetchOpen(
-        fetch_id=os.urandom(16),
-        digest=plan.digest,
-        rows=Span(0, plan.num_rows).to_proto(),
-        encode_id=encode_id,
-        encoder_epoch=worker.epoch,
-        rows_format=rows_format,
-        request_id="r",
-        attempt=1,
-    )
-    await call.write(encoder_pb2.FetchRequest(open=opening))
-    slab = bytearray(plan.num_rows * ROW_BYTES)
-    firsts: dict[int, int] = {}
-    async with asyncio.timeout(20):
-        while (message := await call.read()) is not grpc.aio.EOF:
-            kind = message.WhichOneof("kind")
-            if kind == "ready":
-                rows = message.ready.rows
-                firsts[message.ready.segment] = rows.begin * ROW_BYTES
-                destination = encoder_pb2.Destination(
-                    memory_type="stream",
-                    address=rows.begin * ROW_BYTES,
-                    length=(rows.end - rows.begin) * ROW_BYTES,
-                    rows=rows,
-                )
-                grant = encoder_pb2.FetchGrant(
-                    segment=message.ready.segment, destinations=[destination]
-                )
-                await call.write(encoder_pb2.FetchRequest(grant=grant))
-            elif kind == "chunk":
-                at = firsts[message.chunk.segment] + message.chunk.offset
-                slab[at : at + len(message.chunk.data)] = message.chunk.data
-            else:
-                assert kind != "error", message
-    assert sorted(firsts) == [0, 1]
-    return np.frombuffer(bytes(slab), np.float32).reshape(plan.num_rows, -1)
-
-
 async def try_encode(worker: Worker, plan: MediaPlan) -> grpc.StatusCode | None:
     """The status an Encode is refused with; None when it is accepted."""
     call = worker.stub.Encode()
@@ -170,19 +106,20 @@ async def test_a_picture_in_and_rows_out(worker: Worker) -> None:
     assert description.rows.hidden_size * 4 == ROW_BYTES
     assert [w.address for w in description.workers] == [description.advertised_address]
     plan, data = picture()
-    call = await start_encode(worker, plan, data, b"e" * 16)
-    rows = await fetch(worker, plan, b"e" * 16)
+    call = await worker.start_encode(plan, data, b"e" * 16)
+    fetched = await worker.fetch(plan, b"e" * 16)
     kinds = [(await call.read()).WhichOneof("kind") for _ in range(3)]
     assert kinds == ["ready", "ready", "done"]
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
-    np.testing.assert_allclose(rows, expected_rows(plan, data), atol=1e-5)
+    assert fetched.segments == [Span(0, 8), Span(8, 16)]
+    np.testing.assert_allclose(fetched.values, expected_rows(plan, data), atol=1e-5)
 
 
 async def test_a_broken_picture_is_an_error_of_the_item(worker: Worker) -> None:
     plan, data = picture()
     broken = data[:-400]
-    call = await start_encode(worker, replace(plan, media_bytes=len(broken)), broken, b"b" * 16)
+    call = await worker.start_encode(replace(plan, media_bytes=len(broken)), broken, b"b" * 16)
     error = (await call.read()).error
     assert error.cause == common_pb2.CAUSE_INVALID_MEDIA and "corrupt" in error.message
     assert await call.read() is grpc.aio.EOF
@@ -192,13 +129,13 @@ async def test_a_broken_picture_is_an_error_of_the_item(worker: Worker) -> None:
 async def test_sigterm_drains(worker: Worker) -> None:
     """New Encodes are refused; rows of an open one can still be fetched; then it exits 0."""
     plan, data = picture()
-    call = await start_encode(worker, plan, data, b"d" * 16)
+    call = await worker.start_encode(plan, data, b"d" * 16)
     worker.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(10):
         while (code := await try_encode(worker, plan)) is None:
             await asyncio.sleep(0.05)
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert (await fetch(worker, plan, b"d" * 16)).any()
+    assert (await worker.fetch(plan, b"d" * 16)).values.any()
     assert worker.process.returncode is None
     await call.done_writing()
     assert await asyncio.wait_for(worker.process.wait(), 10) == 0
