@@ -130,6 +130,8 @@ class EngineCore:
                 case AddRequest():
                     self._add(item)
                 case AbortRequest():
+                    if item.request_id in self._requests:
+                        logger.info("request %s aborted", item.request_id)
                     self._end(item.request_id)
                 case StopChoice():
                     self._stop_choice(item)
@@ -240,7 +242,9 @@ class EngineCore:
         self._scheduler.finish(sequence)
         self._emit(request, ChoiceDone(sequence.choice, reason, stop_id))
         if not request.live:
-            self._emit(request, self._summary(request))
+            summary = self._summary(request)
+            logger.info("request %s done: %s", request.request_id, summary)
+            self._emit(request, summary)
             self._end(request.request_id)
 
     def _summary(self, request: Request) -> RequestDone:
@@ -259,6 +263,7 @@ class EngineCore:
     def _fail(self, request_id: str, error: ChiasmError) -> None:
         request = self._requests.get(request_id)
         if request is not None:
+            logger.warning("request %s failed: %s", request_id, error)
             self._emit(request, RequestFailed(error))
             self._end(request_id)
 

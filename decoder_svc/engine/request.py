@@ -18,6 +18,16 @@ from decoder_svc.kv_cache.prefix import MediaSpan, root_key
 from decoder_svc.sampling.params import Draw
 
 
+# How many earlier arrivals a unit of priority overtakes. Finite, so that whoever waits is served,
+# however many urgent requests keep coming.
+PRIORITY_STEP = 256
+
+
+def serving_order(priority: int, arrival: int, choice: int) -> tuple[int, int, int]:
+    """Sort key: who is served first. Priority counts as having arrived earlier."""
+    return (arrival - priority * PRIORITY_STEP, -priority, choice)
+
+
 class State(StrEnum):
     """Where a choice is."""
 
@@ -44,7 +54,7 @@ class Sequence:
         self.computed = 0
         self.in_flight = 0
         """Tokens of a step that has been submitted and not come back."""
-        self.order = (-request.priority, request.arrival, choice)
+        self.order = serving_order(request.priority, request.arrival, choice)
 
     @property
     def num_tokens(self) -> int:

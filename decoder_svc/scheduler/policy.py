@@ -1,4 +1,4 @@
-"""Who goes first and who gives way: priority, then arrival, then choice."""
+"""Who goes first and who gives way: by `serving_order`, priority and arrival together."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A page remembers which token (and which row of which medium) was written to each place. A "model"
 draws tokens as a checksum over everything a sequence sees through its block table, so a wrong page,
-row, position or order gives a wrong answer. `expected` computes the right one from the request alone.
+row, position or order gives a wrong answer. `expected` computes the right one from the request.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from decoder_svc.engine.messages import AbortRequest, ItemReleased, StopChoice
+from decoder_svc.engine.request import PRIORITY_STEP
 from tests.unit.decoder.simulation import Picture, Simulation, expected, make_request
 
 TEXT = list(range(20, 60))
@@ -56,6 +57,20 @@ def test_higher_priority_goes_first_then_earlier_arrival() -> None:
         sim.step()
         order += [name for name, told in sim.told.items() if told.over and name not in order]
     assert order == ["urgent", "first", "second"]
+
+
+def test_urgent_requests_that_keep_coming_starve_nobody() -> None:
+    sim = Simulation(max_running=1, prefix=False)
+    sim.add(make_request("busy", TEXT[:4], max_tokens=3))
+    sim.step()
+    sim.add(make_request("patient", TEXT[:4], max_tokens=1))
+    for index in range(2 * PRIORITY_STEP):
+        sim.add(make_request(f"urgent {index}", TEXT[:4], max_tokens=1, priority=1))
+        sim.step()
+    num_overtook = sum(told.over for told in sim.told.values()) - 2
+    assert sim.told["patient"].over
+    assert not sim.told[f"urgent {2 * PRIORITY_STEP - 1}"].over
+    assert num_overtook > PRIORITY_STEP
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
