@@ -119,7 +119,7 @@ def build_engine(
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """One prompt and one token through the model; its pages are overwritten before a read."""
+    """One prompt and one token through the model, on pages that nobody reads before writing."""
     size, num_blocks = runner.block_size, runner.num_blocks
     table = tuple(range(min(num_blocks, -(-_WARM_UP_TOKENS // size))))
     prompt = min(_WARM_UP_TOKENS, len(table) * size) - 1

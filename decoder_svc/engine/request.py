@@ -17,7 +17,6 @@ from decoder_svc.engine.messages import AddRequest, FinishReason
 from decoder_svc.kv_cache.prefix import MediaSpan, root_key
 from decoder_svc.sampling.params import Draw
 
-
 # How many earlier arrivals a unit of priority overtakes. Finite, so that whoever waits is served,
 # however many urgent requests keep coming.
 PRIORITY_STEP = 256

@@ -1,8 +1,8 @@
 """Decides what the next step computes. Decoding goes first, then prompts in chunks, then admission.
 
-Never starves: whoever is first gets pages by preempting from the back (pages are dropped, tokens are
-kept and computed again later), nobody overtakes the head of the waiting line, and priority overtakes
-only so many. A chunk ends before the first row of a medium that has not landed.
+Never starves: whoever is first gets pages by preempting from the back (pages are dropped, tokens
+kept and computed again later), nobody overtakes the head of the waiting line, and priority counts
+only so much. A chunk ends before the first row of a medium that has not landed.
 """
 
 from __future__ import annotations
