@@ -144,7 +144,9 @@ class Fleet:
                 retry_s = _FIRST_RETRY_S
                 async for load in member.client.watch_load(interval_ms=_LOAD_INTERVAL_MS):
                     self._advise(member.peer, load)
-                self._trouble(member, "it has ended its load stream")
+                # A stream that ends in peace says: describe me again, my workers have changed.
+                await asyncio.sleep(_FIRST_RETRY_S)
+                continue
             except ChiasmError as error:
                 self._trouble(member, error.message)
                 if isinstance(error, ContractMismatch):

@@ -97,6 +97,36 @@ async def test_workers_behind_a_base_port_are_called_directly(make_rig: RigMaker
             await fleet.close()
 
 
+async def test_a_base_port_whose_workers_change_is_described_again(make_rig: RigMaker) -> None:
+    rig = await make_rig(encoders=2)
+    addresses = [rig.servers[id(encoder)].address for encoder in rig.encoders]
+    base = RosterEncoder()
+    base.description.CopyFrom(rig.encoders[0].description)
+    base.description.workers.append(common_pb2.Worker(address=addresses[0]))
+    async with serving(base) as server:
+        fleet = Fleet(StaticDiscovery(encoders=(server.address,), decoders=()), EXPECTED)
+        fleet.start()
+        try:
+            await until(lambda: [e.address for e in fleet.encoders.endpoints] == addresses[:1])
+            base.description.workers[0].address = addresses[1]
+            base.changed.set()
+            await until(lambda: [e.address for e in fleet.encoders.endpoints] == addresses[1:])
+        finally:
+            await fleet.close()
+
+
+class RosterEncoder(FakeEncoder):
+    """Ends its load stream when its workers have changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()
+
+    async def WatchLoad(self, request, context):  # noqa: ANN001, ANN201, N802
+        yield self.load
+        await self.changed.wait()
+
+
 async def test_load_reaches_the_router(make_rig: RigMaker) -> None:
     rig = await make_rig()
     rig.encoders[0].load.draining = True

@@ -221,3 +221,30 @@ async def test_salt_and_options_change_the_digest(make_rig: RigMaker) -> None:
     digests = [g.start.promises[0].plan.digest for g in rig.decoders[0].generations]
     assert len(set(digests)) == 3
     assert digests[1] == digests[3]
+
+
+async def test_a_slow_encoder_does_not_slow_text_down(make_rig: RigMaker) -> None:
+    """Pictures wait for two seconds; text that comes after them is answered long before (E07)."""
+    encoder = FakeEncoder(faults=EncoderFaults(delay_s=2.0))
+    rig = await make_rig(encoders=[encoder], decoders=[WaitingDecoder(Script(token_ids=(70, 71)))])
+    colors = [f"#{index:02x}8040" for index in range(24)]
+    pictures = [
+        asyncio.create_task(collect(rig.pipeline, chat(picture(png(color))))) for color in colors
+    ]
+    while len(encoder.encodes) < len(colors):
+        await asyncio.sleep(0.01)
+    texts = await asyncio.gather(*(collect(rig.pipeline, chat("hello")) for _ in colors))
+    assert not any(task.done() for task in pictures)
+    done = await asyncio.gather(*pictures)
+    assert all(isinstance(events[-1], JobDone) for events in (*texts, *done))
+    assert rig.pipeline.admission.media_bytes == 0
+    await rig.settle()
+
+
+class WaitingDecoder(FakeDecoder):
+    """Reports an item landed only after as long as the encoder takes."""
+
+    async def _land(self, generation):  # noqa: ANN001, ANN202
+        self.script.land_s = 2.1 if generation.start.promises else 0.0
+        async for response in super()._land(generation):
+            yield response
