@@ -141,8 +141,8 @@ def warm_up(runner: ModelRunner) -> None:
 def _slab_pages(config: DecoderConfig, rows: RowFormat) -> int:
     """Half the slab is the oldest request's own.
 
-    Its choices may each still need the rows of a last, unfilled page of K and V, one slab page a row
-    at worst, and these must leave room for the next row.
+    Its choices may still need the rows of a last, unfilled page of K and V, one slab page a row at
+    worst, and these must leave room for the next row.
     """
     memory = config.memory
     pages = memory.slab_bytes // (memory.slab_page_rows * rows.row_bytes)

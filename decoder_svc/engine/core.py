@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """One turn. Returns whether anything was computed or is being computed."""
-        self._take_in(self._mailbox.drain())
+        self._take_in(self._mailbox.items())
         plan = self._scheduler.schedule(self._clock())
         self._ask_for_rows()
         self._submit(plan)
@@ -122,7 +122,7 @@ class EngineCore:
 
     # 1. Take in.
 
-    def _take_in(self, items: list[Item]) -> None:
+    def _take_in(self, items: Iterable[Item]) -> None:
         for item in items:
             request_id = getattr(item, "request_id", None)
             self._suspects = (request_id,) if request_id else ()
@@ -204,7 +204,6 @@ class EngineCore:
         self._suspects = self._in_flight[0].request_ids
         started = self._clock()
         result = self._executor.collect()
-        self._in_flight.popleft()
         self._metrics.step_time.observe(self._clock() - started)
         return result
 
@@ -214,6 +213,7 @@ class EngineCore:
         if result is None:
             return
         drawn = self._scheduler.complete(result.step)
+        self._in_flight.popleft()
         for sequence, sampled in zip(drawn, result.sampled, strict=True):
             if sequence.state is State.RUNNING:
                 self._take_token(sequence, sampled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from decoder_svc.embeddings.events import FetchCommand, FetchEvent
@@ -50,10 +50,8 @@ class Mailbox:
         """Sleeps until there is something, at most so long."""
         self._filled.wait(timeout_s)
 
-    def drain(self) -> list[Item]:
-        """Everything that is there."""
+    def items(self) -> Iterator[Item]:
+        """Takes what is there, one by one: what follows an item that fails is not lost with it."""
         self._filled.clear()
-        items = []
         while self._items:
-            items.append(self._items.popleft())
-        return items
+            yield self._items.popleft()

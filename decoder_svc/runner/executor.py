@@ -8,7 +8,10 @@ from decoder_svc.engine.messages import StepPlan, StepResult
 
 
 class Executor(ABC):
-    """Plans go in and results come out in the same order."""
+    """Plans go in and results come out in the same order.
+
+    When a method raises, no plan is in flight any more: their results will never be collected.
+    """
 
     depth: int = 1
     """Plans that may be in flight at once: the number of pipeline stages."""

@@ -85,7 +85,7 @@ class Scheduler:
 
     def complete(self, step: int) -> list[Sequence]:
         """A step came back: what it computed counts. Returns who drew a token, in plan order."""
-        entries = self._steps.pop(step)
+        entries = self._steps[step]
         for sequence, _ in entries:
             sequence.computed += sequence.in_flight
             self._settle(sequence)
@@ -96,6 +96,7 @@ class Scheduler:
             id(s.request): s.request for s, _ in entries if s.request.promises
         }.values():
             self._consume(request)
+        del self._steps[step]
         return [sequence for sequence, draws in entries if draws]
 
     def discard(self, step: int) -> None:

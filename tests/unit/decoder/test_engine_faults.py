@@ -58,7 +58,10 @@ def test_a_request_the_receiver_chokes_on_is_the_only_one_to_fail() -> None:
     twice = make_request("twice", [20, Picture("p", 3), 21], max_tokens=8)
     sim.receiver.add("twice", twice.promises)  # the receiver knows this id already
     sim.add(twice)
+    late = make_request("late", TEXT[3:9])
+    sim.add(late)  # in the same turn, behind it
     sim.run()
+    assert sim.told["late"].tokens() == expected(late)
     assert isinstance(sim.told["twice"].failed, Internal)
     assert sim.told["good"].tokens() == expected(good)
     sim.settle()
