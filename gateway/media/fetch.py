@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,15 +32,28 @@ Reserve = Callable[[int], None]
 
 
 class MediaFetcher:
-    """Owns the HTTP session. Call `close` at the end."""
+    """Owns the HTTP session. Call `close` at the end.
 
-    def __init__(self, config: MediaConfig, *, guard: HostGuard | None = None) -> None:
+    Args:
+        config: Limits and policy.
+        guard: Checks hosts; made from the config unless given.
+        threads: For decoding and reading files; None = the event loop's.
+    """
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        *,
+        guard: HostGuard | None = None,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> None:
         self._config = config
         self._guard = guard or HostGuard(
             config.allowed_media_domains, allow_private=config.allow_private_media
         )
         root = config.allowed_local_media_path
         self._root = Path(root).resolve(strict=True) if root else None
+        self._threads = threads
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, part: MediaPart, reserve: Reserve) -> bytes:
@@ -62,7 +77,8 @@ class MediaFetcher:
         return data
 
     async def close(self) -> None:
-        """Closes the session."""
+        """Closes the session and the resolver."""
+        self._guard.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -75,14 +91,18 @@ class MediaFetcher:
         url = part.url or ""
         if len(url) <= _OFF_LOOP_BYTES:
             return parse_data_uri(url, max_bytes=limit, param=part.param)
-        return await asyncio.to_thread(parse_data_uri, url, max_bytes=limit, param=part.param)
+        parse = partial(parse_data_uri, url, max_bytes=limit, param=part.param)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
 
     async def _fetch_url(self, part: MediaPart, limit: int, reserve: Reserve) -> bytes:
         url = (part.url or "").strip()
         if len(url) > _MAX_URL_CHARS:
             raise InvalidMedia("the URL is too long", param=part.param)
         if url[:5].lower() == "file:":
-            data = await asyncio.to_thread(self._read_file, url, limit, part.param)
+            loop = asyncio.get_running_loop()
+            data = await loop.run_in_executor(
+                self._threads, self._read_file, url, limit, part.param
+            )
             reserve(len(data))
             return data
         try:

@@ -10,6 +10,8 @@ import ipaddress
 import re
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -26,6 +28,7 @@ CANNOT_FETCH = "the medium cannot be fetched from this URL"
 _TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
 _NUMERIC_HOST = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 _ENDS_NUMERIC = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.IGNORECASE)
+_LOOKUP_THREADS = 16
 _SCHEMES = ("http", "https")
 
 
@@ -37,11 +40,22 @@ class Lookup(Protocol):
         ...
 
 
-async def system_lookup(host: str, port: int) -> Sequence[str]:
-    """The operating system's resolver, in its thread."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+class SystemLookup:
+    """The operating system's resolver, in threads of its own: slow names hold up nothing else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="lookup")
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Numeric addresses; raises OSError when there are none."""
+        loop = asyncio.get_running_loop()
+        lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(self._threads, lookup)
+        return [str(entry[4][0]) for entry in found]
+
+    def close(self) -> None:
+        """Lets the threads go; a lookup under way is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def is_public(address: IPAddress) -> bool:
@@ -68,7 +82,7 @@ class HostGuard:
         allowed_domains: Hosts by exact name, or `.example.org` for a domain and all below it; empty
             allows any host whose addresses are public.
         allow_private: Also dial private addresses.
-        lookup: The name resolver.
+        lookup: The name resolver; None = the system's.
     """
 
     def __init__(
@@ -76,11 +90,11 @@ class HostGuard:
         allowed_domains: Sequence[str] = (),
         *,
         allow_private: bool = False,
-        lookup: Lookup = system_lookup,
+        lookup: Lookup | None = None,
     ) -> None:
         self._domains = tuple(domain.lower().rstrip(".") for domain in allowed_domains)
         self._allow_private = allow_private
-        self._lookup = lookup
+        self._resolve: Lookup = lookup or SystemLookup()
 
     def check_url(self, url: str | URL, *, param: str) -> URL:
         """Scheme, credentials and host policy of one hop. Raises InvalidMedia.
@@ -101,6 +115,11 @@ class HostGuard:
             raise InvalidMedia(CANNOT_FETCH, param=param)
         return target
 
+    def close(self) -> None:
+        """Ends the system's resolver, where it is ours."""
+        if isinstance(self._resolve, SystemLookup):
+            self._resolve.close()
+
     async def addresses(self, host: str, port: int) -> list[IPAddress]:
         """Every address of the host, all of them checked.
 
@@ -111,7 +130,7 @@ class HostGuard:
         if literal is not None:
             found: list[IPAddress] = [literal]
         else:
-            found = [ipaddress.ip_address(text) for text in await self._lookup(host, port)]
+            found = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
         if not found or not (self._allow_private or all(is_public(one) for one in found)):
             raise OSError(CANNOT_FETCH)
         return found

@@ -15,7 +15,7 @@ from gateway.media.fetch import MediaFetcher, Reserve
 from gateway.media.header import MediaHeader, read_header
 from gateway.messages import MediaPart
 
-_THREADS = 4  # header work of all requests together: pictures wait here, text never does
+_THREADS = 4  # for all requests together: pictures wait here, text never does
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Medium:
 
 
 class Intake:
-    """Owns the fetcher and the threads that read headers. Call `close` at the end."""
+    """Owns the fetcher and the threads that decode and read headers. Call `close` at the end."""
 
     def __init__(self, config: MediaConfig, *, fetcher: MediaFetcher | None = None) -> None:
         self._config = config
         self._limits = _per_kind(config.limit_mm_per_prompt)
-        self._fetcher = fetcher or MediaFetcher(config)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
+        self._fetcher = fetcher or MediaFetcher(config, threads=self._threads)
 
     def check_counts(self, parts: Sequence[MediaPart]) -> None:
         """Raises InvalidRequest when there are more media than one request may have."""

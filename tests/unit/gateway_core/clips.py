@@ -16,13 +16,16 @@ def clip(
     size: tuple[int, int] = (64, 48),
     container: str = "mp4",
     codec: str = "mpeg4",
+    rotation: int = 0,
 ) -> bytes:
-    """A clip of `frames` frames of `size` (width, height), each of another grey."""
+    """A clip of `frames` frames of `size` (width, height), each of another grey, shown turned."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=fps)
         stream.width, stream.height = size
         stream.pix_fmt = "yuv420p"
+        if rotation:
+            stream.set_display_rotation(rotation)
         for index in range(frames):
             grey = np.full((size[1], size[0], 3), 16 + index * 3 % 220, np.uint8)
             for packet in stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")):

@@ -125,6 +125,13 @@ def test_clips_are_counted_by_packets(frames: int) -> None:
     assert found.media_type == "video/mp4"
 
 
+@pytest.mark.parametrize(("degrees", "size"), [(0, (48, 64)), (90, (64, 48)), (180, (48, 64))])
+def test_display_rotation(degrees: int, size: tuple[int, int]) -> None:
+    found = header(clip(4, rotation=degrees), Modality.VIDEO)
+    assert (found.height, found.width) == size
+    assert found.num_frames == 4
+
+
 @pytest.mark.parametrize(
     ("container", "codec", "media_type"),
     [
