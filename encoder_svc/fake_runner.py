@@ -41,6 +41,7 @@ class FakeRunner:
     Args:
         hidden_size: Width of a row.
         delay_s: Sleep of each forward.
+        delay_per_patch_s: Added to it for each patch of the batch.
         verdict: Asked for each unit; a string fails the unit, an exception it raises the batch.
     """
 
@@ -50,6 +51,7 @@ class FakeRunner:
         hidden_size: int = 8,
         geometry: Geometry = FAKE_GEOMETRY,
         delay_s: float = 0.0,
+        delay_per_patch_s: float = 0.0,
         verdict: Callable[[PreparedUnit], str | None] = lambda unit: None,
     ) -> None:
         self.family = "qwen2_5_vl"
@@ -61,6 +63,7 @@ class FakeRunner:
         """Clear it to hold forwards back."""
         self.may_run.set()
         self._delay_s = delay_s
+        self._delay_per_patch_s = delay_per_patch_s
         self._verdict = verdict
 
     def run(
@@ -68,7 +71,8 @@ class FakeRunner:
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
         self.may_run.wait()
-        time.sleep(self._delay_s)
+        patches = sum(unit.grid.patches for unit in batch)
+        time.sleep(self._delay_s + patches * self._delay_per_patch_s)
         self.batches.append(tuple(unit.grid.patches for unit in batch))
         return [self._one(unit, segment_rows) for unit in batch]
 

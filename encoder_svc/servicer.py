@@ -179,6 +179,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         if not plan.media_bytes:
             raise InvalidRequest("the medium is empty")
         frames = Span.from_proto(start.frames) if start.HasField("frames") else None
+        if frames == Span(0, len(plan.frame_indices)):
+            frames = None  # the whole medium is one entry, however it is named
         rows = Span.from_proto(start.rows) if start.HasField("rows") else Span(0, plan.num_rows)
         patches = self._engine.check(plan, frames, rows)
         if not len(rows) or rows.end > plan.num_rows:

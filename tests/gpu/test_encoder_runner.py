@@ -48,6 +48,18 @@ def test_rows_near_the_cpu(dtype: str, cosine: float) -> None:
         assert torch.cosine_similarity(ours, expected).min() >= cosine
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_unit_alone_has_the_same_bits_every_time(dtype: str) -> None:
+    """Whatever ran before it, and on another copy of the tower: why runs of a clip are exact."""
+    batch = units()
+    runner, other = load("cuda", dtype), load("cuda", dtype)
+    first = [rows(runner, [unit])[0] for unit in batch]
+    rows(runner, batch)
+    for index in (2, 0, 3, 1):
+        for tower in (runner, other):
+            assert torch.equal(rows(tower, [batch[index]])[0], first[index])
+
+
 def test_reading_does_not_wait_for_or_see_the_next_forward() -> None:
     runner = load("cuda", "auto")
     batch = units()

@@ -41,9 +41,10 @@ def clip(
         if codec == "mpeg4":
             stream.codec_context.qmax = 3
         for index in range(frames):
-            plane = np.full((HEIGHT, WIDTH, 3), level(index), dtype=np.uint8)
             if still is not None:
                 plane = still[index]
+            else:
+                plane = np.full((HEIGHT, WIDTH, 3), level(index), dtype=np.uint8)
             for packet in stream.encode(av.VideoFrame.from_ndarray(plane)):
                 output.mux(packet)
         for packet in stream.encode(None):

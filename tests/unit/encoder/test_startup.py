@@ -15,11 +15,11 @@ from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig, ServerConfig
 from chiasm.errors import Unavailable
 from chiasm.server import Server
-from encoder_svc.worker import describe, load_parts, serve_worker
 from encoder_svc.models.qwen2_5_vl import VisionConfig
 from encoder_svc.models.registry import tower_class
 from encoder_svc.pixels.settings import PixelSettings, read_settings
 from encoder_svc.runner import resolve_device, resolve_dtype
+from encoder_svc.worker import describe, load_parts, serve_worker
 
 VISION: dict[str, Any] = {
     "depth": 2,

@@ -1,0 +1,36 @@
+"""An encoder whose tower takes its time and no core: `python -m tests.integration.slow_encoder`.
+
+Flags as for `python -m encoder_svc`. Everything but the tower is real.
+"""
+
+from __future__ import annotations
+
+from chiasm.checkpoint import resolve_model
+from chiasm.cli.service import run_service
+from chiasm.config import EncoderConfig
+from chiasm.digest import processor_digest, tower_digest
+from encoder_svc.fake_runner import FakeRunner
+from encoder_svc.pixels.settings import read_settings
+from encoder_svc.processor import Processor
+from encoder_svc.worker import Parts, serve_worker
+
+SECONDS_PER_PATCH = 250e-6
+HIDDEN_SIZE = 8
+
+
+def main(config: EncoderConfig) -> None:
+    serve_worker(config, load)
+
+
+def load(config: EncoderConfig) -> Parts:
+    model_dir = resolve_model(config.model)
+    return Parts(
+        runner=FakeRunner(hidden_size=HIDDEN_SIZE, delay_per_patch_s=SECONDS_PER_PATCH),
+        processor=Processor(*read_settings(model_dir)),
+        tower_digest=tower_digest(model_dir),
+        processor_digest=processor_digest(model_dir),
+    )
+
+
+if __name__ == "__main__":
+    run_service(EncoderConfig, "tests.integration.slow_encoder:main")
