@@ -39,6 +39,8 @@ class TextConfig:
     """Never sampled: ids that only the prompt may hold."""
     spatial_merge_size: int
     tokens_per_second: float
+    deepstack_levels: int = 0
+    """Layers that add features of deeper encoder layers to rows of media, from the first on."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -93,6 +95,7 @@ def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> TextConfig:
         masked_token_ids=_masked(config),
         spatial_merge_size=vision.get("spatial_merge_size", 2),
         tokens_per_second=float(vision.get("tokens_per_second", 2)),
+        deepstack_levels=len(vision.get("deepstack_visual_indexes") or ()),
     )
 
 

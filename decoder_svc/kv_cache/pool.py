@@ -9,6 +9,7 @@ import torch
 
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.stages import stage_layers
 
 
 def page_bytes(
@@ -16,7 +17,7 @@ def page_bytes(
 ) -> int:
     """Bytes that one page takes on this rank, K and V of all its layers."""
     width = len(mesh.split_kv(config.num_kv_heads, config.head_dim))
-    return 2 * len(mesh.layers(config.num_layers)) * block_size * width * dtype.itemsize
+    return 2 * len(stage_layers(config, mesh)) * block_size * width * dtype.itemsize
 
 
 class KvPool:
@@ -38,7 +39,7 @@ class KvPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
-        layers = len(mesh.layers(config.num_layers))
+        layers = len(stage_layers(config, mesh))
         shape = (layers, num_blocks, block_size, kv_heads, config.head_dim)
         self.keys = _zeros(shape, dtype, device)
         self.values = _zeros(shape, dtype, device)

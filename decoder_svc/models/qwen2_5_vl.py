@@ -17,6 +17,7 @@ from decoder_svc.layers.rotary import MRotary
 from decoder_svc.models.base import StageModel
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.stages import stage_layers
 
 _EMBEDDING = "model.embed_tokens"
 _NORM = "model.norm"
@@ -61,11 +62,9 @@ class Qwen25VlStage(StageModel):
 
     def __init__(self, config: TextConfig, mesh: ParallelMesh) -> None:
         super().__init__(config, mesh)
-        self._first_layer = mesh.layers(config.num_layers).start
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, mesh, index)
-            for index in range(len(mesh.layers(config.num_layers)))
-        )
+        own = stage_layers(config, mesh)
+        self._first_layer = own.start
+        self.layers = nn.ModuleList(DecoderLayer(config, mesh, index) for index in range(len(own)))
         self.rotary = MRotary(config.head_dim, config.rope_theta, config.mrope_section)
         vocabulary = (config.vocab_size, config.hidden_size, mesh)
         self.embedding = VocabParallelEmbedding(*vocabulary) if mesh.is_first_stage else None

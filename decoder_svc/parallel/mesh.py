@@ -46,13 +46,24 @@ class ParallelMesh:
         """Holds the final norm and the lm_head, and samples."""
         return self.pp_rank == self.pp_size - 1
 
-    def layers(self, num_layers: int) -> range:
-        """The decoder layers of this stage: contiguous, earlier stages take the remainder."""
-        if num_layers < self.pp_size:
-            raise ValueError(f"{num_layers} layers cannot fill {self.pp_size} pipeline stages")
-        base, extra = divmod(num_layers, self.pp_size)
-        begin = self.pp_rank * base + min(self.pp_rank, extra)
-        return range(begin, begin + base + (self.pp_rank < extra))
+    @property
+    def rank(self) -> int:
+        """Among all ranks: the tensor-parallel peers of a stage are neighbours."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+    def layers(self, num_layers: int, *, head: float = 0.0) -> range:
+        """The decoder layers of this stage: contiguous, the slowest stage as fast as can be.
+
+        Args:
+            num_layers: Layers of the model.
+            head: What the last stage does besides, as a number of layers.
+
+        Raises:
+            ValueError: A stage would have no layer.
+        """
+        counts = _layer_counts(num_layers, self.pp_size, head)
+        begin = sum(counts[: self.pp_rank])
+        return range(begin, begin + counts[self.pp_rank])
 
     def split(self, size: int, *, unit: int = 1, what: str = "size") -> Shard:
         """This rank's part of a dimension, in whole units (a head's width, say).
@@ -81,3 +92,20 @@ class ParallelMesh:
         """This rank's part of a vocabulary, padded so that every rank holds equally many rows."""
         width = -(-size // self.tp_size)
         return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)
+
+
+def _layer_counts(num_layers: int, num_stages: int, head: float) -> list[int]:
+    """Layers of each stage; all but the last alike, the earlier ones take the remainder."""
+    if num_layers < num_stages:
+        raise ValueError(f"{num_layers} layers cannot fill --pp-size {num_stages}")
+    others = num_stages - 1
+    if not others:
+        return [num_layers]
+    fair = (num_layers + head) / num_stages
+
+    def cost(last: int) -> tuple[float, float]:
+        return max(-(-(num_layers - last) // others), last + head), abs(last + head - fair)
+
+    last = min(range(1, num_layers - others + 1), key=cost)
+    base, extra = divmod(num_layers - last, others)
+    return [base + (stage < extra) for stage in range(others)] + [last]
