@@ -9,7 +9,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from chiasm.errors import ChiasmError, Internal, Unavailable
+from chiasm.errors import (
+    ChiasmError,
+    EmbeddingLost,
+    Internal,
+    ResourceExhausted,
+    Unavailable,
+)
 from chiasm.telemetry import GatewayMetrics
 from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.choices import Choices
@@ -113,7 +119,11 @@ class Flight:
     async def _start(self) -> None:
         order = self._order
         promises = await self._encodings.assign()
-        client = self._fleet.decoder(self._decoder.address)
+        try:
+            client = self._fleet.decoder(self._decoder.address)
+        except Unavailable as error:  # it has just gone
+            self._blame(error)
+            raise
         self._generate = client.generate(timeout_s=self._timeline.remaining_s())
         self._encodings.launch()
         start = decoder_pb2.GenerateStart(
@@ -138,10 +148,14 @@ class Flight:
                     return
             raise Unavailable("the decoder ended the stream early")
         except ChiasmError as error:
-            self.decoder_failed = error.retryable
-            if isinstance(error, Unavailable):
-                self._fleet.decoders.failed(self._decoder)
+            self._blame(error)
             self._queue.put_nowait(error)
+
+    def _blame(self, error: ChiasmError) -> None:
+        """Rows that could not be had are no fault of the decoder, and a full one is not broken."""
+        self.decoder_failed = error.retryable and not isinstance(error, EmbeddingLost)
+        if self.decoder_failed and not isinstance(error, ResourceExhausted):
+            self._fleet.decoders.failed(self._decoder)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

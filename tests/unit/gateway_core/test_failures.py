@@ -163,6 +163,26 @@ async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> No
     await rig.settle()
 
 
+async def test_rows_that_cannot_be_had_are_no_fault_of_the_decoder(make_rig: RigMaker) -> None:
+    scripts = [Script(refuse=EmbeddingLost("no rows in time")) for _ in range(2)]
+    decoders = [FakeDecoder(script) for script in scripts]
+    rig = await make_rig(decoders=decoders)
+    with pytest.raises(EmbeddingLost):
+        await collect(rig.pipeline, chat("x"))
+    assert all(rig.fleet.decoders.pick(bytes([i]), tokens=1) for i in range(9))
+
+
+async def test_a_full_decoder_passes_to_the_next(make_rig: RigMaker) -> None:
+    full, free = FakeDecoder(Script(refuse=ResourceExhausted("full"))), FakeDecoder(Script())
+    rig = await make_rig(decoders=[full, free])
+    for index in range(6):
+        events = await collect(rig.pipeline, chat(f"{index}"))
+        assert isinstance(events[-1], JobDone)
+    free.script.refuse = ResourceExhausted("full")
+    with pytest.raises(ResourceExhausted):
+        await collect(rig.pipeline, chat("x"))
+
+
 async def test_a_decoder_that_is_stopped_is_replaced_too(make_rig: RigMaker) -> None:
     """What a stopping server answers is no verdict on the request."""
     decoders = [FakeDecoder(Script(token_ids=(70,) * 30, token_s=0.02)) for _ in range(2)]

@@ -139,6 +139,9 @@ def test_display_rotation(degrees: int, size: tuple[int, int]) -> None:
         ("matroska", "mpeg4", "video/x-matroska"),
         ("webm", "libvpx", "video/webm"),
         ("avi", "mpeg4", "video/x-msvideo"),
+        ("mp4", "libx264", "video/mp4"),
+        ("flv", "libx264", "video/x-flv"),
+        ("mpeg", "mpeg2video", "video/mpeg"),
         ("mpegts", "mpeg2video", "video/mp2t"),
     ],
 )
