@@ -14,7 +14,7 @@ from chiasm.cli.terminal import LogPrinter, sign_of_life
 
 
 async def serve_machine(layout: Layout) -> int:
-    """Starts, supervises and, on SIGINT or SIGTERM, ends the services. A second signal kills them.
+    """Starts, supervises and, on SIGINT, SIGTERM or SIGHUP, ends the services. A second signal kills them.
 
     Returns:
         The exit code: 0 after an orderly end.
@@ -29,8 +29,9 @@ async def serve_machine(layout: Layout) -> int:
             stop.set()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, received)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, received)
         starting = asyncio.create_task(start_with_progress(machine, console))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -52,10 +52,20 @@ class Running:
     request_id: str
     digests: list[bytes]  # by item
     num_rows: list[int]
+    text: list[int]  # by item: steps of text before it
     consumed: list[int] = field(default_factory=list)
+    seen: bool = False  # in a list of demands
 
     def __post_init__(self) -> None:
-        self.consumed = self.consumed or [0] * len(self.digests)
+        self.consumed = [0] * len(self.digests)
+
+    @property
+    def item(self) -> int | None:
+        """The item that is being prefilled, or is next to be."""
+        for index, rows in enumerate(self.num_rows):
+            if self.consumed[index] < rows:
+                return index
+        return None
 
     @property
     def done(self) -> bool:
@@ -95,6 +105,7 @@ class DecoderHost:
                 request_id,
                 [p.plan.digest for p in promises],
                 [p.plan.num_rows for p in promises],
+                text=[len(request_id) * i + p.plan.num_rows % 3 for i, p in enumerate(promises)],
             )
         )
         self.receiver.add(request_id, promises)
@@ -104,22 +115,39 @@ class DecoderHost:
         """Grants for the next rows of those admitted, then commands and notices go out."""
         self.receiver.grant(
             [
-                Demand(r.request_id, item, Span(r.consumed[item], r.consumed[item] + WINDOW_ROWS))
-                for r in self.requests[:MAX_RUNNING]
-                for item in range(len(r.digests))
-                if r.consumed[item] < r.num_rows[item]
+                demand
+                for request in self.requests[:MAX_RUNNING]
+                for item in range(len(request.digests))
+                if (demand := self._demand(request, item)) is not None
             ]
         )
         self.flush()
+
+    def _demand(self, request: Running, item: int) -> Demand | None:
+        """The next rows; nothing behind text, or while all are there: then a request is silent.
+
+        An empty demand at its admission keeps its place among the others.
+        """
+        begin, end = request.consumed[item], request.num_rows[item]
+        end = min(begin + WINDOW_ROWS, end)
+        if any(request.text[: item + 1]):
+            end = begin
+        if self.receiver.landed_until(request.request_id, item, begin) < end:
+            return Demand(request.request_id, item, Span(begin, end))
+        if request.seen:
+            return None
+        request.seen = True
+        return Demand(request.request_id, item, Span(begin, begin))
 
     def consume(self) -> bool:
         """The oldest request prefills what has landed next; whether there was anything."""
         if not self.requests:
             return False
         oldest = self.requests[0]
-        item = next(
-            (i for i, rows in enumerate(oldest.num_rows) if oldest.consumed[i] < rows), None
-        )
+        item = oldest.item
+        if item is not None and oldest.text[item]:
+            oldest.text[item] -= 1
+            return True
         if item is not None:
             begin = oldest.consumed[item]
             end = self.receiver.landed_until(oldest.request_id, item, begin)
@@ -147,6 +175,7 @@ class DecoderHost:
             needed[later] = 0
         for index, first in needed.items():
             request.consumed[index] = first
+        request.seen = False  # it is admitted again
         self.receiver.preempt(request.request_id, needed)
         self.flush()
 
