@@ -13,6 +13,7 @@ from decoder_svc.config import from_hf, read_text_config
 from decoder_svc.layers.embedding import VocabParallelEmbedding
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
 from decoder_svc.layers.mlp import GatedMlp
+from decoder_svc.models import weights
 from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel import ParallelMesh, Shard
@@ -218,3 +219,14 @@ def test_a_config_this_engine_cannot_serve_is_refused(
 def test_an_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(ValueError, match="known: Qwen2_5_VLForConditionalGeneration"):
         model_class("LlamaForCausalLM")
+
+
+def test_slow_loading_shows_a_bar_and_quick_loading_none(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(tiny)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(weights, "_BAR_AFTER_S", 0.0)
+    load(tiny)
+    told = capsys.readouterr()
+    assert "weights" in told.err and told.out == ""
