@@ -14,7 +14,7 @@ from chiasm.cli.terminal import LogPrinter, sign_of_life
 
 
 async def serve_machine(layout: Layout) -> int:
-    """Starts, supervises and, on SIGINT, SIGTERM or SIGHUP, ends the services. A second signal kills them.
+    """Starts the services and supervises them; SIGINT, SIGTERM or SIGHUP ends, a second one kills.
 
     Returns:
         The exit code: 0 after an orderly end.
