@@ -165,6 +165,8 @@ class Flight:
     async def _handle(self, message: decoder_pb2.GenerateResponse) -> bool:
         """Acts on one message; True when it was the last."""
         kind = message.WhichOneof("kind")
+        if kind == "accepted" and message.accepted.decoder_epoch != self._decoder.epoch:
+            raise Unavailable("another process answers at the decoder's address")
         if kind == "tokens":
             for event in self._choices.push(message.tokens):
                 self._queue.put_nowait(event)

@@ -172,6 +172,17 @@ async def test_rows_that_cannot_be_had_are_no_fault_of_the_decoder(make_rig: Rig
     assert all(rig.fleet.decoders.pick(bytes([i]), tokens=1) for i in range(9))
 
 
+async def test_another_process_at_a_decoders_address_is_not_believed(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
+    rig = await make_rig()
+    rig.decoders[0].epoch += 1  # as if it had restarted between Describe and Generate
+    with pytest.raises(Unavailable, match="another process"):
+        await collect(rig.pipeline, chat("x"))
+    await rig.settle()
+
+
 async def test_a_full_decoder_passes_to_the_next(make_rig: RigMaker) -> None:
     full, free = FakeDecoder(Script(refuse=ResourceExhausted("full"))), FakeDecoder(Script())
     rig = await make_rig(decoders=[full, free])
