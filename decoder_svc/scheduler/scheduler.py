@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -105,14 +106,19 @@ class Scheduler:
             self._settle(sequence)
 
     def demands(self) -> list[Demand]:
-        """Rows that running sequences want soon, the first to be served first."""
+        """Rows that running sequences want soon, the first to be served first.
+
+        Who wants rows only later is listed too, with none, to keep its place. Who is not in the
+        batch is not: its rows would hold slots that it cannot empty.
+        """
         ahead = self._limits.chunk_tokens * self._limits.lookahead_chunks
-        return [
-            Demand(sequence.request.request_id, item, rows)
-            for sequence in self._running
-            if sequence.request.promises and sequence.computed < len(sequence.request.prompt)
-            for item, rows in item_rows(sequence, ahead)
-        ]
+        found = []
+        for sequence in self._running:
+            request = sequence.request
+            if request.promises and sequence.computed < len(request.prompt):
+                soon = item_rows(sequence, ahead) or [(next(iter(request.promises)), Span(0, 0))]
+                found += [Demand(request.request_id, item, rows) for item, rows in soon]
+        return found
 
     def load(self) -> EngineLoad:
         """What there is to do."""
