@@ -26,9 +26,14 @@ class FrameRun(NamedTuple):
     rows: Span
 
 
-def unit_groups(grid: Grid) -> int:
-    """Temporal groups of a unit, counted from the clip's first; the last unit may have fewer."""
-    return max(1, UNIT_PATCHES // (grid.h * grid.w))
+def unit_edges(grid: Grid) -> tuple[int, ...]:
+    """Where a clip's units begin, in temporal groups, and its end.
+
+    As few units as `UNIT_PATCHES` allows, as even as whole groups allow.
+    """
+    most = max(1, UNIT_PATCHES // (grid.h * grid.w))
+    units = -(-grid.t // most)
+    return tuple(grid.t * index // units for index in range(units + 1))
 
 
 def frame_runs(plan: MediaPlan, parts: int) -> tuple[FrameRun, ...]:
@@ -46,10 +51,9 @@ def frame_runs(plan: MediaPlan, parts: int) -> tuple[FrameRun, ...]:
     if plan.modality is not Modality.VIDEO or len(plan.grids) != 1:
         return (whole,)
     grid = plan.grids[0]
-    step = unit_groups(grid)
-    units = -(-grid.t // step)
-    runs = min(parts, units)
-    edges = [min(-(-units * index // runs) * step, grid.t) for index in range(runs + 1)]
+    units = unit_edges(grid)
+    runs = min(parts, len(units) - 1)
+    edges = [units[(len(units) - 1) * index // runs] for index in range(runs + 1)]
     frames = len(plan.frame_indices)
     group_frames, group_rows = -(-frames // grid.t), plan.num_rows // grid.t
     return tuple(

@@ -1,17 +1,18 @@
 """How a plan maps to patches, rows and units of work. Pure arithmetic: no pixels, no tensors.
 
-A clip's units lie at fixed places, counted from its first temporal group (`chiasm.runs`), and a run
-consists of whole units. So the shapes that the tower sees depend on the plan alone, never on how a
-clip was cut into runs, and rows are equal to the bit however many workers made them.
+A clip's units lie at places that its plan fixes (`chiasm.runs`), and a run consists of whole units:
+the shapes that the tower sees depend on the plan alone, never on how a clip was cut into runs, so
+its rows are equal to the bit however many workers made them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Grid, MediaPlan, Modality, Span
-from chiasm.runs import unit_groups
+from chiasm.runs import unit_edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,17 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one job covers: groups [begin, end) of a medium, each `group` = 1 x h x w patches."""
+    """What one job covers: whole units that fill groups [begin, end) of a medium."""
 
     begin: int
     end: int
-    group: Grid
+    grid: Grid  # of the whole medium
     group_rows: int
 
     @property
     def patches(self) -> int:
         """Patches of the run."""
-        return (self.end - self.begin) * self.group.patches
+        return (self.end - self.begin) * self.grid.h * self.grid.w
 
     @property
     def rows(self) -> Span:
@@ -72,11 +73,10 @@ class Run:
 
     def units(self) -> tuple[Unit, ...]:
         """The run's units, in order."""
-        step = unit_groups(self.group)
         return tuple(
-            Unit(b, e, Grid(e - b, self.group.h, self.group.w))
-            for b in range(self.begin, self.end, step)
-            for e in (min(b + step, self.end),)
+            Unit(begin, end, Grid(end - begin, self.grid.h, self.grid.w))
+            for begin, end in pairwise(unit_edges(self.grid))
+            if self.begin <= begin and end <= self.end
         )
 
 
@@ -120,14 +120,17 @@ def _check_grid(geometry: Geometry, plan: MediaPlan, grid: Grid) -> None:
 
 
 def _frame_run(geometry: Geometry, plan: MediaPlan, grid: Grid, frames: Span | None) -> Run:
-    group = Grid(1, grid.h, grid.w)
-    group_rows = geometry.rows(group.patches)
+    group_rows = geometry.rows(grid.h * grid.w)
     if frames is None:
-        return Run(0, grid.t, group, group_rows)
+        return Run(0, grid.t, grid, group_rows)
     count, step = len(plan.frame_indices), geometry.temporal_patch
     if not len(frames) or frames.end > count:
         raise InvalidRequest(f"frame run [{frames.begin}, {frames.end}) of {count} frames")
-    unit = step * unit_groups(grid)
-    if frames.begin % unit or (frames.end % unit and frames.end != count):
-        raise InvalidRequest(f"a frame run of this clip begins and ends on multiples of {unit}")
-    return Run(frames.begin // step, -(-frames.end // step), group, group_rows)
+    begin, end = frames.begin // step, -(-frames.end // step)
+    edges = unit_edges(grid)
+    whole = begin * step == frames.begin and min(end * step, count) == frames.end
+    if not whole or begin not in edges or end not in edges:
+        raise InvalidRequest(
+            f"frame run [{frames.begin}, {frames.end}) cuts through a unit of this clip"
+        )
+    return Run(begin, end, grid, group_rows)

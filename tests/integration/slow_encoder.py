@@ -14,7 +14,7 @@ from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.worker import Parts, serve_worker
 
-SECONDS_PER_PATCH = 250e-6
+SECONDS_PER_PATCH = 300e-6
 HIDDEN_SIZE = 8
 
 

@@ -157,8 +157,8 @@ async def test_units_of_a_clip_run_alone(bench: Bench, monkeypatch: pytest.Monke
     await asyncio.sleep(0.1)
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in (*clips, *pictures)))
-    assert sum(sizes == (8,) for sizes in bench.runner.batches) == 2  # the short last units
-    assert all(len(sizes) == 1 for sizes in bench.runner.batches if 8 in sizes)
+    assert bench.runner.batches.count((12,)) == 4  # three groups each
+    assert not any(12 in sizes and len(sizes) > 1 for sizes in bench.runner.batches)
     assert max(map(len, bench.runner.batches)) > 1, "pictures still share"
 
 

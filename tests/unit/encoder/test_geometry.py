@@ -29,11 +29,11 @@ def test_a_picture_is_one_group() -> None:
 def test_runs_of_a_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 2 * 24)
     assert resolve_run(GEOMETRY, CLIP, None, Span(0, 30)).patches == 5 * 24
-    run = resolve_run(GEOMETRY, CLIP, Span(4, 9), Span(12, 30))
-    assert (run.begin, run.end, run.patches) == (2, 5, 3 * 24)
-    assert [(u.begin, u.end, u.grid.t) for u in run.units()] == [(2, 4, 2), (4, 5, 1)]
+    run = resolve_run(GEOMETRY, CLIP, Span(2, 9), Span(6, 30))
+    assert (run.begin, run.end, run.patches) == (1, 5, 4 * 24)
+    assert [(u.begin, u.end, u.grid.t) for u in run.units()] == [(1, 3, 2), (3, 5, 2)]
     monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 1)  # a group is never cut
-    assert [u.grid.t for u in run.units()] == [1, 1, 1]
+    assert [u.grid.t for u in run.units()] == [1, 1, 1, 1]
 
 
 @given(st.integers(1, 130), st.integers(1, 40), st.integers(1, 20))
@@ -79,12 +79,13 @@ def test_plans_that_contradict_themselves(changes: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("frames", "rows"),
     [
-        (Span(0, 2), Span(0, 6)),  # cuts a unit
+        (Span(0, 4), Span(0, 12)),  # cuts a unit
+        (Span(4, 9), Span(12, 30)),
         (Span(0, 3), Span(0, 12)),  # cuts a temporal patch
         (Span(1, 4), Span(0, 12)),
         (Span(4, 4), Span(12, 12)),
         (Span(8, 10), Span(24, 30)),  # beyond the end
-        (Span(0, 4), Span(0, 13)),  # rows of another run
+        (Span(0, 2), Span(0, 7)),  # rows of another run
         (None, Span(0, 29)),
     ],
 )
