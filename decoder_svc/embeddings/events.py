@@ -11,7 +11,10 @@ from chiasm.transport.base import Destination
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Rows that the engine will want soon. Lists of demands are in admission order."""
+    """Rows that the engine will want soon. Lists of demands are in admission order.
+
+    An empty span keeps the place of a request that will want rows later only.
+    """
 
     request_id: str
     item: int

@@ -5,12 +5,13 @@ A mutant lives while its patch is applied; the scripts are the same in every run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from unittest import mock
 
 import pytest
 
+from decoder_svc.embeddings.admission import AdmissionOrder
 from decoder_svc.embeddings.fetch import Fetch
 from decoder_svc.embeddings.granting import GrantPlanner
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -73,6 +74,21 @@ def spends_the_reserve_on_later_rows() -> Mutant:
     return mock.patch.object(GrantPlanner, "_may_take", mutant)
 
 
+def lets_the_young_take_the_reserve() -> Mutant:
+    def mutant(self: GrantPlanner, request_id: str, turn: object) -> bool:
+        frontier = getattr(turn, "frontier", False)
+        return self._pool.num_free > (0 if frontier else self._reserve)
+
+    return mock.patch.object(GrantPlanner, "_may_take", mutant)
+
+
+def forgets_a_head_that_demands_nothing() -> Mutant:
+    def mutant(self: AdmissionOrder, demanding: Sequence[str]) -> None:
+        self._order = list(dict.fromkeys(demanding))
+
+    return mock.patch.object(AdmissionOrder, "observe", mutant)
+
+
 def answers_the_fence_while_writing() -> Mutant:
     fence = FetchTable.fence
 
@@ -111,6 +127,8 @@ def keeps_interest_of_ended_fetches() -> Mutant:
         (takes_fetches_of_another_life, "another life"),
         (grants_without_a_reserve, STUCK),
         (spends_the_reserve_on_later_rows, STUCK),
+        (lets_the_young_take_the_reserve, STUCK),
+        (forgets_a_head_that_demands_nothing, STUCK),
         (answers_the_fence_while_writing, REUSED),
         (says_quiesced_while_writing, REUSED),
         (keeps_interest_of_ended_fetches, "interest differs"),

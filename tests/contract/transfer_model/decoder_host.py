@@ -67,6 +67,13 @@ class Running:
                 return index
         return None
 
+    def prefill_text(self) -> bool:
+        """One step of the text before the next item."""
+        if self.item is None or not self.text[self.item]:
+            return False
+        self.text[self.item] -= 1
+        return True
+
     @property
     def done(self) -> bool:
         return self.consumed == self.num_rows
@@ -105,7 +112,7 @@ class DecoderHost:
                 request_id,
                 [p.plan.digest for p in promises],
                 [p.plan.num_rows for p in promises],
-                text=[len(request_id) * i + p.plan.num_rows % 3 for i, p in enumerate(promises)],
+                text=[p.plan.num_rows * (i + 1) % 4 for i, p in enumerate(promises)],
             )
         )
         self.receiver.add(request_id, promises)
@@ -140,14 +147,14 @@ class DecoderHost:
         return Demand(request.request_id, item, Span(begin, begin))
 
     def consume(self) -> bool:
-        """The oldest request prefills what has landed next; whether there was anything."""
+        """Text of everybody, then what has landed of the oldest; whether there was anything."""
         if not self.requests:
             return False
         oldest = self.requests[0]
+        moved = any([request.prefill_text() for request in self.requests[:MAX_RUNNING]])
         item = oldest.item
-        if item is not None and oldest.text[item]:
-            oldest.text[item] -= 1
-            return True
+        if moved or (item is not None and oldest.text[item]):
+            return moved
         if item is not None:
             begin = oldest.consumed[item]
             end = self.receiver.landed_until(oldest.request_id, item, begin)
