@@ -151,7 +151,7 @@ class DecoderHost:
         if not self.requests:
             return False
         oldest = self.requests[0]
-        moved = any([request.prefill_text() for request in self.requests[:MAX_RUNNING]])
+        moved = sum(request.prefill_text() for request in self.requests[:MAX_RUNNING]) > 0
         item = oldest.item
         if moved or (item is not None and oldest.text[item]):
             return moved
