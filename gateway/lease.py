@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # encodes of one run that may fail before its request does
 MAX_RECALLS = 32  # times a decoder may ask again for rows it had to give up
 BACK_OFF_S = 0.1  # before an encoder that failed a run is tried with it again; doubles
+_MOST_PAUSES = 10
 _POLL_S = 0.05
 _RECALLS = (common_pb2.CAUSE_PREEMPTED, common_pb2.CAUSE_EVICTED)
 
@@ -89,6 +90,8 @@ class Lease:
         self._tried: set[Endpoint] = set()
         self._failures = 0
         self._recalls = 0
+        self._promised = False  # an encoder took the run in, or the decoder had rows of it
+        self._pause_s = 0.0  # before it is asked for again
         self._moving = False
         self._stream: EncodeStream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,6 +134,9 @@ class Lease:
             self._recalls += 1
         else:
             self._blame()
+        if cause == common_pb2.CAUSE_EVICTED:  # at once, two requests would evict each other
+            self._pause_s = BACK_OFF_S * min(self._recalls, _MOST_PAUSES)
+        self._promised = True
         self.launch(error)
 
     async def close(self) -> None:
@@ -183,6 +189,7 @@ class Lease:
             frames=self.run.frames.to_proto() if self.run.frames else None,
             rows=self.run.rows.to_proto() if self.run.frames else None,
             encoder_epoch=self._endpoint.epoch,
+            repair=self._promised,
         )
         try:
             await stream.send(encoder_pb2.EncodeRequest(start=start))
@@ -196,8 +203,10 @@ class Lease:
         rows_ready = 0
         async for message in stream:
             kind = message.WhichOneof("kind")
-            if kind == "accepted" and message.accepted.media_needed:
-                await send_media(stream, self._item.data)
+            if kind == "accepted":
+                self._promised = True
+                if message.accepted.media_needed:
+                    await send_media(stream, self._item.data)
             elif kind == "ready":
                 rows_ready += message.ready.rows.end - message.ready.rows.begin
                 if rows_ready >= len(self.run.rows):
@@ -226,6 +235,8 @@ class Lease:
         )
         self._moving = True
         try:
+            pause_s, self._pause_s = self._pause_s, 0.0
+            await asyncio.sleep(pause_s)
             await self._choose(error)
         finally:
             self._moving = False

@@ -76,6 +76,22 @@ async def test_recalled_rows_may_come_from_the_same_encoder(make_rig: RigMaker) 
     await rig.settle()
 
 
+async def test_only_promised_rows_are_encoded_again_as_a_repair(make_rig: RigMaker) -> None:
+    """A first attempt is back-pressure's business; evicted rows are asked for after a pause."""
+    decoder = FakeDecoder(Script(lose=(Cause.EVICTED,) * 3, land_s=0.01))
+    rig = await make_rig(decoders=[decoder])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    events = await collect(rig.pipeline, chat(picture(png())))
+    assert isinstance(events[-1], JobDone)
+    first, *again = rig.encoders[0].encodes  # an attempt may be lost before its Encode is sent
+    assert not first.repair
+    assert again and all(start.repair for start in again)
+    assert [r.attempt for r in decoder.generations[0].redirects] == [2, 3, 4]
+    assert loop.time() - began >= 0.1 + 0.2 + 0.3
+    await rig.settle()
+
+
 async def test_losses_are_bounded(make_rig: RigMaker) -> None:
     decoder = FakeDecoder(Script(lose=(Cause.LOST,) * 50))
     rig = await make_rig(encoders=3, decoders=[decoder])
