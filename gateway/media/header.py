@@ -15,6 +15,7 @@ from PIL import Image
 
 from chiasm.errors import InvalidMedia, TooLarge
 from chiasm.plan import Modality
+from gateway.media.bombs import refuse_bombs
 from gateway.media.sniff import IMAGE_FORMATS, sniff
 from gateway.media.video import read_video
 
@@ -61,15 +62,16 @@ def read_header(data: bytes, modality: Modality, *, max_pixels: int, param: str)
     """Reads what planning needs.
 
     Raises:
-        InvalidMedia: Not an accepted format, or a header that cannot be read.
+        InvalidMedia: Not an accepted format, a bomb, or a header that cannot be read.
         TooLarge: More than `max_pixels` in one picture or frame.
     """
     media_type = sniff(data, modality, param=param)
+    refuse_bombs(data, media_type, param=param)
     if modality is Modality.IMAGE:
         height, width = _image_size(data, media_type, param)
         header = MediaHeader(modality, media_type, height, width)
     else:
-        clip = read_video(data, media_type, param=param)
+        clip = read_video(data, media_type, max_pixels=max_pixels, param=param)
         header = MediaHeader(
             modality, media_type, clip.height, clip.width, clip.frame_times_s, clip.duration_s
         )

@@ -33,18 +33,22 @@ class Clip:
     duration_s: float
 
 
-def read_video(data: bytes, media_type: str, *, param: str) -> Clip:
-    """Reads every packet's timestamp.
+def read_video(data: bytes, media_type: str, *, max_pixels: int, param: str) -> Clip:
+    """Reads every packet's timestamp; no frame of more than `max_pixels` is decoded.
 
     Raises:
         InvalidMedia: No video stream with a known codec, or no packet in it. Cover art is no video.
     """
+    limits = {"max_pixels": str(max_pixels)}  # FFmpeg decodes while it probes, too
     try:
-        with av.open(io.BytesIO(data), format=VIDEO_FORMATS[media_type]) as container:
+        with av.open(
+            io.BytesIO(data), format=VIDEO_FORMATS[media_type], options=limits
+        ) as container:
             assert isinstance(container, InputContainer), "opened for reading"
             stream = _pick(container)
             if stream is None:
                 raise InvalidMedia(_NO_VIDEO, param=param)
+            stream.codec_context.options = limits
             turns = _Turns(stream)
             times, last_s = _frame_times(container, stream, turns)
             sides = stream.codec_context.height, stream.codec_context.width
