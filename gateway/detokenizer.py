@@ -1,4 +1,4 @@
-"""Token ids of one choice to text, piece by piece: whole characters only (C01), stop strings (C02).
+"""Token ids of one choice to text, piece by piece: whole characters only, cut at stop strings.
 
 The rule at the end, the same streamed or not: a character the model did not finish is dropped.
 U+FFFD appears only where the model produced bytes that no continuation could have made valid.

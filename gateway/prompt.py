@@ -1,6 +1,6 @@
 """From messages to token ids: the chat template, the tokenizer, one placeholder run per medium.
 
-Owns the rule that user text never yields special tokens (A14) and that a medium's rows go where the
+Owns the rule that user text never yields special tokens and that a medium's rows go where the
 template put its slot. Knows nothing of sizes: how many rows an item has is the plan's business.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps user text from ever becoming a special token (A14), whatever a chat template does with it.
+"""Keeps user text from ever becoming a special token, whatever a chat template does with it.
 
 Before a template runs, user strings are *guarded*: an invisible break goes into everything that
 could become part of a special token's name. After it has run, names that are still whole are the

@@ -1,4 +1,4 @@
-"""What the decoder refuses at the door, and by which name (C05, C08, D17)."""
+"""What the decoder refuses at the door, and by which name."""
 
 from __future__ import annotations
 

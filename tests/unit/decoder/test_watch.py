@@ -1,4 +1,4 @@
-"""Health follows the engine: one that died ends the process, one that hangs is not ready (E13)."""
+"""Health follows the engine: one that died ends the process, one that hangs is not ready."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def test_a_frame_run_counts_rows_in_the_whole(
 
 
 async def test_the_clients_faults_are_named(bench: Bench) -> None:
-    """A08: one bad picture among good ones harms itself alone."""
+    """One bad picture among good ones harms itself alone."""
     good = [picture(level) for level in (10, 20, 30)]
     bad = replace(picture(), media=picture().media[:-30])
     lying = replace(picture(), plan=replace(picture().plan, source_width=41))
@@ -204,7 +204,7 @@ def _raise_on_bright(unit: PreparedUnit) -> str | None:
     indirect=["bench"],
 )
 async def test_one_bad_forward_harms_its_item_alone(bench: Bench, message: str) -> None:
-    """D13, D17."""
+    """Non-finite rows, or a tower that raises, fail the one item; the others get their rows."""
     bench.runner.may_run.clear()
     jobs = [picture(level) for level in (10, 255, 20, 30)]
     for work in jobs:

@@ -53,7 +53,7 @@ def test_every_accepted_format(name: str) -> None:
 @pytest.mark.parametrize("size", [(224, 224), (1, 1), (1, 3), (3, 1), (3, 3), (4, 3)])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
 def test_modes_and_shapes_that_read_as_channels_first(mode: str, size: tuple[int, int]) -> None:
-    """A04: whatever the mode, height x width x 3 comes out."""
+    """Whatever the mode, height x width x 3 comes out."""
     if mode == "I;16":
         image = Image.fromarray(np.full((size[1], size[0]), 255 * 257, np.uint16))
     else:
@@ -70,7 +70,7 @@ def test_grayscale_jpeg() -> None:
 
 @pytest.mark.parametrize("name", ["PNG", "TIFF"])
 def test_sixteen_bit_gray_is_scaled_not_clamped(name: str) -> None:
-    """A05: a ramp over 16 bits keeps 256 levels."""
+    """A ramp over 16 bits keeps 256 levels."""
     ramp = np.linspace(0, 65535, 512, dtype=np.uint16).reshape(1, 512).repeat(4, 0)
     pixels = decode(save(Image.fromarray(ramp), name), PILLOW[name], (512, 4))
     assert len(np.unique(pixels)) == 256
@@ -106,7 +106,7 @@ def test_sixteen_bit_gray_with_a_transparent_level() -> None:
 
 
 def test_cmyk_jpeg_with_and_without_adobes_marker() -> None:
-    """A05: cyan stays cyan; four-ink JPEGs are inverted whether or not they say so."""
+    """Cyan stays cyan; four-ink JPEGs are inverted whether or not they say so."""
     data = save(Image.new("CMYK", (32, 24), (255, 0, 0, 0)), "JPEG", quality=95)
     at = data.index(b"\xff\xee")
     (length,) = struct.unpack(">H", data[at + 2 : at + 4])
@@ -118,7 +118,7 @@ def test_cmyk_jpeg_with_and_without_adobes_marker() -> None:
 
 
 def test_ycck_jpeg() -> None:
-    """A05: the inks go through YCbCr as if they were RGB, black stays apart, and Adobe says so."""
+    """The inks go through YCbCr as if they were RGB, black stays apart, and Adobe says so."""
     inks = Image.new("RGB", (16, 16), (0, 215, 215))  # cyan, magenta, yellow; no black
     stored = (*inks.convert("YCbCr").split(), Image.new("L", inks.size, 255))
     # Pillow stores the complement of what it is given.
@@ -165,7 +165,7 @@ def test_alpha_lies_on_white() -> None:
 
 @pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG"])
 def test_animation_shows_its_first_frame(name: str) -> None:
-    """A07: the first frame, and only that one is decoded."""
+    """The first frame, and only that one is decoded."""
     frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN, BLUE)]
     options = {"lossless": True} if name == "WEBP" else {}
     data = save(frames[0], name, save_all=True, append_images=frames[1:], duration=50, **options)
@@ -176,7 +176,7 @@ def test_animation_shows_its_first_frame(name: str) -> None:
 
 
 def test_a_gif_of_thousands_of_frames_costs_one() -> None:
-    """A07: the frames behind the first are not even looked at, so rubble there does no harm."""
+    """The frames behind the first are not even looked at, so rubble there does no harm."""
     frames = [Image.new("P", (8, 8), i % 7) for i in range(300)]
     data = save(frames[0], "GIF", save_all=True, append_images=frames[1:], optimize=False)
     cut = data[: len(data) // 2]
@@ -209,7 +209,7 @@ def broken_files() -> dict[str, tuple[bytes, str]]:
 
 @pytest.mark.parametrize("case", broken_files())
 def test_broken_files_are_the_clients_fault(case: str) -> None:
-    """A08: one clean sentence, no bytes of the file, no trace."""
+    """One clean sentence, no bytes of the file, no trace."""
     data, media_type = broken_files()[case]
     with pytest.raises(InvalidMedia) as caught:
         decode_image(data, media_type, height=64, width=64)
@@ -231,7 +231,7 @@ def test_random_damage_never_escapes() -> None:
 
 
 def test_bytes_of_another_format_than_planned() -> None:
-    """A13: only the decoder of the planned type is tried."""
+    """Only the decoder of the planned type is tried."""
     with pytest.raises(InvalidMedia, match="the PNG picture is truncated or corrupt"):
         decode_image(noisy("JPEG"), "image/png", height=64, width=64)
     for media_type in ("image/svg+xml", "image/heic", "video/mp4", ""):

@@ -55,7 +55,7 @@ def test_index_means_the_displayed_frame(kind: str) -> None:
 
 
 def test_only_what_planned_frames_need_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B07: between planned frames the decoder jumps to the keyframe each needs, and it stops."""
+    """Between planned frames the decoder jumps to the keyframe each needs, and it stops."""
     data = clip(40, gop=4)
     decoded = 0
     real = video._Decoder._next
@@ -127,7 +127,7 @@ def png() -> bytes:
     ids=["sound", "cover art", "empty", "html", "png", "png by type", "playlist", "playlist as ts"],
 )
 def test_no_video_stream(data: bytes, media_type: str) -> None:
-    """B04."""
+    """Whatever is in the file instead of a clip, the refusal begins with the same words."""
     with pytest.raises(InvalidMedia, match="^no decodable video stream"):
         decode(data, (0,), media_type)
 
@@ -168,7 +168,7 @@ def shown(units: list[PreparedUnit]) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 17])
 def test_odd_counts_repeat_the_last_frame(count: int) -> None:
-    """B01, B02: one frame is a whole temporal patch."""
+    """One frame is a whole temporal patch."""
     (unit,) = prepare(clip(count), tuple(range(count)))
     assert unit.grid.t == -(-count // 2) and unit.substituted_frames == 0
     assert shown([unit]) == [*range(count), *([count - 1] * (count % 2))]
@@ -187,7 +187,7 @@ def test_units_and_runs_yield_the_rows_of_the_whole(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_plan_for_more_frames_than_the_data_holds() -> None:
-    """B08: up to a quarter is filled up with the last good frame; more is refused."""
+    """Up to a quarter is filled up with the last good frame; more is refused."""
     (unit,) = prepare(clip(12), tuple(range(16)))
     assert shown([unit]) == [*range(12), 11, 11, 11, 11] and unit.substituted_frames == 4
     with pytest.raises(InvalidMedia, match="more than a quarter of the clip's frames"):
@@ -195,7 +195,7 @@ def test_a_plan_for_more_frames_than_the_data_holds() -> None:
 
 
 def test_a_hole_in_the_middle() -> None:
-    """B08: zeroed bytes cost a few frames, or the clip; never an assertion, never a hang."""
+    """Zeroed bytes cost a few frames, or the clip; never an assertion, never a hang."""
     rng = np.random.default_rng(3)
     noise = [rng.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8) for _ in range(40)]
     data = bytearray(clip(40, still=noise, gop=2))

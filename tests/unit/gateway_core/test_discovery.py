@@ -1,4 +1,4 @@
-"""The fleet: described, verified, watched; gone and back again (E04)."""
+"""The fleet: described, verified, watched; gone and back again."""
 
 from __future__ import annotations
 

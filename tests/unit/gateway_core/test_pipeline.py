@@ -224,7 +224,7 @@ async def test_salt_and_options_change_the_digest(make_rig: RigMaker) -> None:
 
 
 async def test_a_slow_encoder_does_not_slow_text_down(make_rig: RigMaker) -> None:
-    """Pictures wait for two seconds; text that comes after them is answered long before (E07)."""
+    """Pictures wait for two seconds; text that comes after them is answered long before."""
     encoder = FakeEncoder(faults=EncoderFaults(delay_s=2.0))
     rig = await make_rig(encoders=[encoder], decoders=[WaitingDecoder(Script(token_ids=(70, 71)))])
     colors = [f"#{index:02x}8040" for index in range(24)]

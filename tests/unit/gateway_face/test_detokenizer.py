@@ -1,4 +1,4 @@
-"""C01 and C02: whole characters only, stop strings exactly."""
+"""Whole characters only, stop strings exactly."""
 
 from __future__ import annotations
 

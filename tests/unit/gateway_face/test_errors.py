@@ -1,4 +1,4 @@
-"""C11: every error in one shape, with its status."""
+"""Every error in one shape, with its status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C14: everything is closed without a key, whatever the spelling; health alone is open."""
+"""Everything is closed without a key, whatever the spelling; health alone is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A14, A16, A17, C10: prompts token for token, and user text that stays text."""
+"""Prompts token for token, and user text that stays text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C04, C10 and the shape of chat answers, over a scripted pipeline."""
+"""The shape of chat answers, over a scripted pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C02, C05, C08, C13: every setting's edges, by field name, on both faces."""
+"""Every setting's edges, by field name, on both faces."""
 
 from __future__ import annotations
 

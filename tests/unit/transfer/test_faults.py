@@ -97,7 +97,7 @@ async def test_a_tower_that_makes_wrong_counts_fails_its_item_only(extra: int) -
     ids=lambda f: str(f)[:60],
 )
 async def test_an_encoder_that_breaks_the_contract_costs_its_part_only(faults) -> None:
-    """D17, E08: wrong counts, wrong widths, a stream that dies; the decoder stays whole."""
+    """Wrong counts, wrong widths, a stream that dies; the decoder stays whole."""
     fake = FakeEncoder(row_format=FORMAT, segment_rows=20, faults=faults)
     async with serving(fake) as server, encoder() as e, decoder() as d:
         plan = media_plan("a")

@@ -116,7 +116,7 @@ async def test_interest_of_a_fetch_outlives_its_encode_stream() -> None:
 
 
 async def test_an_abort_never_lets_old_rows_into_new_pages() -> None:
-    """E02: abort A, start B with another picture on the same pages, 200 times."""
+    """Abort A, start B with another picture on the same pages, 200 times."""
     engine = PatternEngine(segment_rows=16)
     async with encoder(engine) as e, decoder(pages=8) as d:
         for index in range(200):
@@ -137,7 +137,7 @@ async def test_an_abort_never_lets_old_rows_into_new_pages() -> None:
 
 
 async def test_hundreds_of_aborts_leave_nothing_behind() -> None:
-    """E05: aborted in encode, in transfer, after transfer; counts return to where they were."""
+    """Aborted in encode, in transfer, after transfer; counts return to where they were."""
     engine = PatternEngine(segment_rows=16)
     async with encoder(engine, cache_bytes=500 * ROW) as e, decoder(pages=8) as d:
         for index in range(150):
