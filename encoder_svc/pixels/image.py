@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 
 from PIL import Image, ImageOps
 
 from chiasm.errors import InvalidMedia, TooLarge
+from chiasm.formats import IMAGE_FORMATS, PILLOW_ERRORS
 from encoder_svc.pixels.modes import to_rgb
-
-IMAGE_FORMATS: dict[str, str] = {
-    "image/png": "PNG",
-    "image/jpeg": "JPEG",
-    "image/webp": "WEBP",
-    "image/gif": "GIF",
-    "image/bmp": "BMP",
-    "image/tiff": "TIFF",
-    "image/avif": "AVIF",
-}
-"""Accepted media types and the one Pillow format each is opened with."""
 
 MAX_SOURCE_PIXELS = 178_956_970
 """Pixels of one picture or frame as stored, Pillow's own bound: 512 MiB in RGB."""
-
-# What Pillow's decoders raise on hostile or broken bytes.
-BROKEN_IMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-)
 
 
 def decode_image(media: bytes, media_type: str, *, height: int, width: int) -> Image.Image:
@@ -68,7 +40,7 @@ def decode_image(media: bytes, media_type: str, *, height: int, width: int) -> I
         raise
     except Image.DecompressionBombError:
         raise TooLarge(f"a picture of {width}x{height} pixels is too large") from None
-    except BROKEN_IMAGE as error:
+    except PILLOW_ERRORS as error:
         raise InvalidMedia(f"the {name} picture is truncated or corrupt") from error
     if picture.size != (width, height):
         raise InvalidMedia(_mismatch(picture.size, height=height, width=width))
@@ -78,7 +50,7 @@ def decode_image(media: bytes, media_type: str, *, height: int, width: int) -> I
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except BROKEN_IMAGE:
+    except PILLOW_ERRORS:
         return image  # an unreadable EXIF block is no reason to refuse the picture
 
 

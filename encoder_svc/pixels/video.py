@@ -20,21 +20,8 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from chiasm.errors import InvalidMedia, TooLarge
+from chiasm.formats import VIDEO_FORMATS
 from encoder_svc.pixels.image import MAX_SOURCE_PIXELS
-
-VIDEO_FORMATS: dict[str, str] = {
-    "video/mp4": "mov",
-    "video/quicktime": "mov",
-    "video/webm": "matroska",
-    "video/x-matroska": "matroska",
-    "video/x-msvideo": "avi",
-    "video/mpeg": "mpeg",
-    "video/mp2t": "mpegts",
-    "video/x-flv": "flv",
-    "video/ogg": "ogg",
-}
-"""Accepted media types and the one FFmpeg demuxer each is opened with: playlist and script formats,
-which may name further files, are never probed for."""
 
 _MAX_THREADS = 4
 _TURNS = {
@@ -43,7 +30,6 @@ _TURNS = {
     270: Image.Transpose.ROTATE_270,
 }
 _NO_STREAM = "no decodable video stream"
-
 
 # Containers with an index of keyframes. Elsewhere a seek may land anywhere: walk from the start.
 _INDEXED = frozenset({"mov", "matroska", "flv"})

@@ -6,34 +6,17 @@ Runs in worker threads: every function is synchronous and CPU-bound.
 from __future__ import annotations
 
 import io
-import struct
 import warnings
-import zlib
 from dataclasses import dataclass
 
 from PIL import Image
 
 from chiasm.errors import InvalidMedia, TooLarge
+from chiasm.formats import IMAGE_FORMATS, PILLOW_ERRORS
 from chiasm.plan import Modality
 from gateway.media.bombs import refuse_bombs
-from gateway.media.sniff import IMAGE_FORMATS, sniff
+from gateway.media.sniff import sniff
 from gateway.media.video import read_video
-
-# What Pillow's header parsers raise on hostile or broken bytes.
-BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    struct.error,
-    zlib.error,
-)
 
 _ORIENTATION_TAG = 0x0112
 _TURNED = (5, 6, 7, 8)
@@ -92,7 +75,7 @@ def _image_size(data: bytes, media_type: str, param: str) -> tuple[int, int]:
                 turned = media_type != "image/tiff" and _orientation(image, data) in _TURNED
     except Image.DecompressionBombError:
         raise TooLarge("the picture has too many pixels", param=param) from None
-    except BROKEN:
+    except PILLOW_ERRORS:
         raise InvalidMedia(f"the {media_type} header cannot be read", param=param) from None
     if width < 1 or height < 1:
         raise InvalidMedia("the picture has no pixels", param=param)
@@ -108,7 +91,7 @@ def _orientation(image: Image.Image, data: bytes) -> int:
     try:
         # PngImageFile.getexif would decode the whole picture; the base class does not.
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG, 1)
-    except BROKEN:
+    except PILLOW_ERRORS:
         return 1  # broken EXIF is ignored, as decoders do
     return value if isinstance(value, int) else 1
 

@@ -3,32 +3,8 @@
 from __future__ import annotations
 
 from chiasm.errors import InvalidMedia
+from chiasm.formats import IMAGE_FORMATS, VIDEO_FORMATS
 from chiasm.plan import Modality
-
-IMAGE_FORMATS = {
-    "image/png": "PNG",
-    "image/jpeg": "JPEG",
-    "image/webp": "WEBP",
-    "image/gif": "GIF",
-    "image/bmp": "BMP",
-    "image/tiff": "TIFF",
-    "image/avif": "AVIF",
-}
-"""Accepted pictures, and Pillow's name for each."""
-
-VIDEO_FORMATS = {
-    "video/mp4": "mov",
-    "video/quicktime": "mov",
-    "video/webm": "matroska",
-    "video/x-matroska": "matroska",
-    "video/x-msvideo": "avi",
-    "video/mpeg": "mpeg",
-    "video/mp2t": "mpegts",
-    "video/x-flv": "flv",
-    "video/ogg": "ogg",
-}
-"""Accepted clips, and FFmpeg's demuxer for each: no other demuxer is ever opened, so that no
-playlist or script format can name a further file."""
 
 _PREFIXES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

@@ -16,7 +16,7 @@ from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from chiasm.errors import InvalidMedia
-from gateway.media.sniff import VIDEO_FORMATS
+from chiasm.formats import VIDEO_FORMATS
 
 _NO_VIDEO = "no decodable video stream"
 _MAX_FRAMES = 4_000_000  # 18 hours at 60 frames/s
