@@ -54,8 +54,10 @@ def read_video(data: bytes, media_type: str, *, max_pixels: int, param: str) -> 
             sides = stream.codec_context.height, stream.codec_context.width
     except (av.FFmpegError, ValueError, OverflowError):
         raise InvalidMedia(f"{_NO_VIDEO}: the container cannot be read", param=param) from None
-    if not times or min(sides) < 1:
+    if not times:
         raise InvalidMedia(_NO_VIDEO, param=param)
+    if min(sides) < 1:  # also what FFmpeg says of a size beyond the limit
+        raise InvalidMedia(f"{_NO_VIDEO} of at most {max_pixels} pixels", param=param)
     height, width = reversed(sides) if turns.quarter else sides
     return Clip(height, width, tuple(times), times[-1] + last_s)
 

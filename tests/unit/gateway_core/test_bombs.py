@@ -13,6 +13,7 @@ from PIL import Image
 
 from chiasm.errors import InvalidMedia, TooLarge
 from chiasm.plan import Modality
+from gateway.media import video
 from gateway.media.header import MediaHeader, read_header
 from tests.unit.gateway_core.clips import clip
 
@@ -145,7 +146,22 @@ def test_fragments_are_a_clip_like_any() -> None:
     assert header(fragmented(), Modality.VIDEO).num_frames == 8
 
 
-def test_no_frame_beyond_the_limit_is_decoded() -> None:
-    """The size is judged by the header; the decoder itself refuses a bitstream that is larger."""
-    with pytest.raises(TooLarge):
-        header(clip(2, container="mp4"), Modality.VIDEO, max_pixels=500)
+@pytest.mark.parametrize(
+    ("codec", "verdict"), [("libx264", TooLarge), ("mpeg4", InvalidMedia)], ids=str
+)
+def test_no_frame_beyond_the_limit_is_decoded(
+    codec: str, verdict: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by us nor while FFmpeg probes."""
+    data = clip(2, codec=codec)
+    assert header(data, Modality.VIDEO, max_pixels=64 * 48).num_frames == 2
+    decoded: list[object] = []
+    turns = video._Turns.look
+    monkeypatch.setattr(
+        video._Turns,
+        "look",
+        lambda self, packet: (turns(self, packet), decoded.append(self._packets_left)),
+    )
+    with pytest.raises(verdict, match="pixels"):
+        header(data, Modality.VIDEO, max_pixels=64 * 48 - 1)
+    assert decoded and 0 not in decoded  # 0 is said by the first frame
