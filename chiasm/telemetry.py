@@ -66,7 +66,10 @@ class EncoderMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self.requests = Counter(
-            "chiasm_encoder_requests", "Encode calls by outcome", ("outcome",), registry=self.registry
+            "chiasm_encoder_requests",
+            "Encode calls by outcome",
+            ("outcome",),
+            registry=self.registry,
         )
         self.queue_wait = Histogram(
             "chiasm_encoder_queue_wait_seconds", "Waiting", buckets=_LATENCY, registry=self.registry
