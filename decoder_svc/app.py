@@ -48,11 +48,16 @@ async def _serve(config: DecoderConfig) -> None:
     text = read_text_config(model_dir)
     parts = await asyncio.to_thread(load_parts, config, text, model_dir)
     try:
-        await asyncio.to_thread(warm_up, parts.runner)
+        await asyncio.to_thread(
+            warm_up,
+            parts.executor,
+            num_blocks=parts.num_blocks,
+            block_size=config.memory.block_size,
+        )
         description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
         await _run(config, text, parts, description, server)
     finally:
-        parts.runner.close()
+        parts.executor.close()
         parts.slab.close()
 
 

@@ -18,18 +18,22 @@ from decoder_svc.engine.core import EngineCore
 from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import PlannedSequence, StepPlan
 from decoder_svc.kv_cache.block_pool import BlockPool
-from decoder_svc.kv_cache.pool import KvPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.stages import check_layout
+from decoder_svc.runner.executor import Executor
 from decoder_svc.runner.inline import InlineExecutor
+from decoder_svc.runner.launcher import Launcher
 from decoder_svc.runner.loading import (
+    Placement,
+    build_pool,
     build_runner,
     choose_placement,
     count_pages,
     load_stage,
     slab_rows,
 )
-from decoder_svc.runner.model_runner import ModelRunner
+from decoder_svc.runner.ranks import RanksExecutor
 from decoder_svc.sampling.params import Draw, SamplingParams
 from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
@@ -43,7 +47,7 @@ _WARM_UP_TOKENS = 9
 class Parts:
     """What the service needs besides the engine itself."""
 
-    runner: ModelRunner
+    executor: Executor
     slab: Slab
     rows: RowFormat
     num_blocks: int
@@ -52,38 +56,52 @@ class Parts:
 
 
 def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
-    """Loads the weights and takes the memory.
+    """Loads the weights and takes the memory, in this process or in one per rank.
 
     Raises:
         ValueError: The settings ask for what this build or this machine cannot do.
     """
-    if config.parallel.world_size > 1:
-        raise ValueError(
-            "--tp-size and --pp-size above 1 are not supported by this version of the decoder"
-        )
     if config.transport == "nixl":
         raise ValueError("--transport nixl is not supported by this version of the decoder")
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    mesh, placement, memory = ParallelMesh(), choose_placement(config), config.memory
+    parallel, memory = config.parallel, config.memory
+    check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    placement = choose_placement(config)
     dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
     rows = RowFormat(text.hidden_size, 1, dtype)
     slab_pages = _slab_pages(config, rows)
+    slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
+    try:
+        if parallel.world_size == 1:
+            view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
+            executor, num_blocks = _one_rank(config, text, model_dir, placement, view)
+        else:
+            executor = RanksExecutor(
+                Launcher(config, text, model_dir, slab, rows.dtype), depth=parallel.pp_size
+            )
+            num_blocks = executor.start()
+        max_model_len = _max_model_len(config, text, num_blocks)
+    except BaseException:
+        slab.close()
+        raise
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
+
+
+def _one_rank(
+    config: DecoderConfig,
+    text: TextConfig,
+    model_dir: Path,
+    placement: Placement,
+    rows: torch.Tensor,
+) -> tuple[Executor, int]:
+    """The whole model in this process."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    mesh = ParallelMesh()
     model = load_stage(model_dir, text, mesh, placement)
     num_blocks = count_pages(config, text, mesh, placement)
-    max_model_len = _max_model_len(config, text, num_blocks)
-    pool = KvPool(
-        text,
-        mesh,
-        num_blocks=num_blocks,
-        block_size=memory.block_size,
-        dtype=placement.dtype,
-        device=placement.device,
-    )
-    slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
-    view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
-    runner = build_runner(model, text, pool, view)
-    return Parts(runner, slab, rows, num_blocks, slab_pages, max_model_len)
+    block_size = config.memory.block_size
+    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
+    return InlineExecutor(build_runner(model, pool, rows)), num_blocks
 
 
 def build_engine(
@@ -102,6 +120,7 @@ def build_engine(
             max_running=config.scheduler.max_running_requests,
             chunk_tokens=config.scheduler.chunked_prefill_size,
             block_size=config.memory.block_size,
+            depth=parts.executor.depth,
         ),
         pool=pool,
         receiver=receiver,
@@ -111,18 +130,17 @@ def build_engine(
     return EngineCore(
         scheduler=scheduler,
         receiver=receiver,
-        executor=InlineExecutor(parts.runner),
+        executor=parts.executor,
         mailbox=mailbox,
         metrics=metrics,
         embedding_timeout_s=config.embedding_timeout_s,
     )
 
 
-def warm_up(runner: ModelRunner) -> None:
+def warm_up(executor: Executor, *, num_blocks: int, block_size: int) -> None:
     """One prompt and one token through the model, on pages that nobody reads before writing."""
-    size, num_blocks = runner.block_size, runner.num_blocks
-    table = tuple(range(min(num_blocks, -(-_WARM_UP_TOKENS // size))))
-    prompt = min(_WARM_UP_TOKENS, len(table) * size) - 1
+    table = tuple(range(min(num_blocks, -(-_WARM_UP_TOKENS // block_size))))
+    prompt = min(_WARM_UP_TOKENS, len(table) * block_size) - 1
     draw = Draw(SamplingParams(max_tokens=1), 0, 0)
     for step, (start, ids) in enumerate(((0, (0,) * prompt), (prompt, (0,)))):
         sequence = PlannedSequence(
@@ -135,7 +153,9 @@ def warm_up(runner: ModelRunner) -> None:
             draw=draw,
         )
         if ids:
-            runner.run(StepPlan(step, (sequence,)))
+            executor.submit(StepPlan(step, (sequence,)))
+            while executor.collect() is None:
+                pass
 
 
 def _slab_pages(config: DecoderConfig, rows: RowFormat) -> int:

@@ -12,13 +12,18 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Asks the kernel for SIGKILL on the parent's death (Linux), then becomes the program."""
-    parent, *command = sys.argv[1:]
+def end_with_parent(parent: int) -> None:
+    """Asks the kernel for SIGKILL when the parent dies (Linux); exits if it has died already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != int(parent):  # it died before we could ask
+        if os.getppid() != parent:
             sys.exit(1)
+
+
+def main() -> None:
+    """Ties this process to its parent, then becomes the program."""
+    parent, *command = sys.argv[1:]
+    end_with_parent(int(parent))
     try:
         os.execvp(command[0], command)
     except OSError as error:

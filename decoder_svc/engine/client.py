@@ -86,11 +86,13 @@ class EngineClient:
         """Submits a request.
 
         Raises:
-            Unavailable: This decoder is shutting down.
+            Unavailable: This decoder is shutting down, or has no ranks at the moment.
             ResourceExhausted: Too many requests wait already; nothing was started.
         """
         if self.draining:
             raise Unavailable("the decoder is shutting down", retry_after_s=_RETRY_AFTER_S)
+        if not self.load.available:
+            raise Unavailable("the decoder's ranks are starting", retry_after_s=_RETRY_AFTER_S)
         if self.num_waiting >= self._max_waiting:
             raise ResourceExhausted(
                 f"{self.num_waiting} requests are waiting already", retry_after_s=_RETRY_AFTER_S

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from chiasm.errors import ChiasmError, EmbeddingLost, Internal
+from chiasm.errors import ChiasmError, EmbeddingLost, Internal, Unavailable
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import FetchCommand, ItemLanded, Notice, PartLost
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -37,7 +37,7 @@ from decoder_svc.engine.messages import (
 )
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.engine.transfers import TransferTimes
-from decoder_svc.runner.executor import Executor
+from decoder_svc.runner.executor import Executor, RanksLost
 from decoder_svc.sampling.params import Sampled
 from decoder_svc.scheduler.scheduler import Scheduler
 
@@ -45,6 +45,14 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 1.0
 _STALLED_S = 0.1
+_PATIENCE_S = 60.0
+_MOST_CRASHES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    plan: StepPlan
+    submitted_at: float
 
 
 class EngineCore:
@@ -80,7 +88,8 @@ class EngineCore:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._events: list[tuple[str, Event]] = []
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[_Step] = deque()
+        self._lost_at: float | None = None  # when the ranks were lost, until they are back
         self._suspects: tuple[str, ...] = ()  # whom to fail should the next line raise
         self._transfers = TransferTimes()
         self._num_seen = 0
@@ -94,6 +103,11 @@ class EngineCore:
             if not self.step_safely():
                 self._mailbox.wait(_STALLED_S if self._requests else _IDLE_S)
 
+    @property
+    def available(self) -> bool:
+        """Whether there are ranks to compute on."""
+        return self._executor.ready
+
     def stop(self) -> None:
         """Ends `run`; from any thread."""
         self._stopped = True
@@ -102,7 +116,7 @@ class EngineCore:
     def step(self) -> bool:
         """One turn. Returns whether anything was computed or is being computed."""
         self._take_in(self._mailbox.items())
-        plan = self._scheduler.schedule(self._clock())
+        plan = self._plan()
         self._ask_for_rows()
         self._submit(plan)
         busy = bool(self._in_flight)
@@ -114,6 +128,9 @@ class EngineCore:
         """`step`, but whatever it raises fails the requests concerned and nobody else."""
         try:
             return self.step()
+        except RanksLost as loss:
+            self._start_over(loss)
+            return True
         except Exception:  # the step loop
             logger.exception("step failed; requests: %s", self._suspects)
             self._metrics.step_failures.inc()
@@ -190,10 +207,20 @@ class EngineCore:
 
     # 3. Compute.
 
+    def _plan(self) -> StepPlan | None:
+        self._executor.poll()
+        if not self._executor.ready:
+            self._give_up_in_time()
+            return None
+        self._lost_at = None
+        if len(self._in_flight) >= self._executor.depth:
+            return None
+        return self._scheduler.schedule(self._clock())
+
     def _submit(self, plan: StepPlan | None) -> None:
         if plan is not None:
             self._suspects = plan.request_ids
-            self._in_flight.append(plan)
+            self._in_flight.append(_Step(plan, self._clock()))
             self._executor.submit(plan)
 
     def _collect(self, submitted: StepPlan | None) -> StepResult | None:
@@ -201,10 +228,12 @@ class EngineCore:
         full = len(self._in_flight) >= self._executor.depth
         if not self._in_flight or (submitted is not None and not full):
             return None
-        self._suspects = self._in_flight[0].request_ids
-        started = self._clock()
+        oldest = self._in_flight[0]
+        self._suspects = oldest.plan.request_ids
         result = self._executor.collect()
-        self._metrics.step_time.observe(self._clock() - started)
+        if result is None or result.step != oldest.plan.step:  # not yet, or of a step given up
+            return None
+        self._metrics.step_time.observe(self._clock() - oldest.submitted_at)
         return result
 
     # 4. Apply.
@@ -281,13 +310,38 @@ class EngineCore:
         """Fails whom the exception concerns: the plan in hand, or everybody when unclear."""
         failed = set(self._suspects or tuple(self._requests))
         while self._in_flight:  # results are in order: after a lost one none can be told apart
-            plan = self._in_flight.popleft()
+            plan = self._in_flight.popleft().plan
             failed.update(plan.request_ids)
             self._scheduler.discard(plan.step)
         self._suspects = ()
         for request_id in failed:
             self._fail(request_id, Internal("internal error"))
         self._publish()
+
+    # When the ranks are lost.
+
+    def _start_over(self, loss: RanksLost) -> None:
+        """All pages are gone, no request is: everybody computes again what it had.
+
+        But whoever was in flight too often when ranks were lost may be what kills them.
+        """
+        flying = {name for step in self._in_flight for name in step.plan.request_ids}
+        logger.error("%s; %d requests start over", loss, len(self._requests))
+        self._in_flight.clear()
+        self._suspects = ()
+        self._lost_at = self._clock()
+        self._scheduler.restart()
+        for request in tuple(self._requests.values()):
+            request.num_crashes += request.request_id in flying
+            if request.num_crashes > _MOST_CRASHES:
+                self._fail(request.request_id, Internal("internal error"))
+        self._publish()
+
+    def _give_up_in_time(self) -> None:
+        """Other decoders may serve the requests that this one cannot for so long."""
+        if self._lost_at is not None and self._clock() - self._lost_at > _PATIENCE_S:
+            for request_id in tuple(self._requests):
+                self._fail(request_id, Unavailable("the decoder has lost its ranks"))
 
     # 5. Publish.
 
@@ -319,5 +373,6 @@ class EngineCore:
             self._scheduler.load(),
             slab_pages_free=self._receiver.num_free_pages,
             requests_seen=self._num_seen,
+            available=self._executor.ready,
         )
         self._mailbox.send(events, commands, load)

@@ -206,3 +206,5 @@ class EngineLoad:
     slab_pages_free: int = 0
     requests_seen: int = 0
     """AddRequests taken from the inbox so far."""
+    available: bool = True
+    """Whether there are ranks to compute on."""

@@ -114,6 +114,8 @@ class Request:
         """Per item, the rows that the receiver was told are no longer needed."""
         self.num_cached: int | None = None
         self.num_sampled = sum(len(output) for output in add.resume)
+        self.num_crashes = 0
+        """How often ranks were lost while they computed for this request."""
         self.clock = Clock(now)
         self._positions = np.frombuffer(add.grid_positions, dtype=np.int32).reshape(3, -1)
         self._delta = add.position_delta

@@ -77,6 +77,10 @@ class BlockPool:
         assert self._holders[block] > 0, "only a held page has contents worth finding"
         self._cached.add(block)
 
+    def unmark_cached(self, blocks: Iterable[int]) -> None:
+        """The prefix index has forgotten these pages."""
+        self._cached.difference_update(blocks)
+
     def is_cached(self, block: int) -> bool:
         """Whether the prefix index can find the page."""
         return block in self._cached

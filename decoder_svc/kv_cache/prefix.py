@@ -76,6 +76,12 @@ class PrefixIndex:
             self._keys[block] = key
             self._pool.mark_cached(block)
 
+    def clear(self) -> None:
+        """Forgets every page."""
+        self._pool.unmark_cached(self._keys)
+        self._blocks.clear()
+        self._keys.clear()
+
     def _forget(self, block: int) -> None:
         del self._blocks[self._keys.pop(block)]
 

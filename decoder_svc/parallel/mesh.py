@@ -97,7 +97,7 @@ class ParallelMesh:
 def _layer_counts(num_layers: int, num_stages: int, head: float) -> list[int]:
     """Layers of each stage; all but the last alike, the earlier ones take the remainder."""
     if num_layers < num_stages:
-        raise ValueError(f"{num_layers} layers cannot fill --pp-size {num_stages}")
+        raise ValueError(f"{num_layers} layers cannot fill {num_stages} pipeline stages")
     others = num_stages - 1
     if not others:
         return [num_layers]

@@ -7,22 +7,35 @@ from abc import ABC, abstractmethod
 from decoder_svc.engine.messages import StepPlan, StepResult
 
 
-class Executor(ABC):
-    """Plans go in and results come out in the same order.
+class RanksLost(Exception):
+    """A rank died, raised or fell silent: no step in flight comes back, all pages are lost."""
 
-    When a method raises, no plan is in flight any more: their results will never be collected.
-    """
+
+class Executor(ABC):
+    """Plans go in and results come out in the same order."""
 
     depth: int = 1
     """Plans that may be in flight at once: the number of pipeline stages."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether steps can be submitted; lost ranks are started again meanwhile."""
+        return True
+
+    def poll(self) -> None:  # noqa: B027, one rank in this process needs none
+        """Looks after the ranks without waiting. Raises RanksLost, once per loss."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> None:
         """Starts a step; may raise what the step raised."""
 
     @abstractmethod
-    def collect(self) -> StepResult:
-        """Waits for the oldest step in flight; raises what it raised."""
+    def collect(self) -> StepResult | None:
+        """Waits for the oldest step in flight; raises what it raised, or RanksLost.
+
+        Returns:
+            None when it is still being computed after a while: the engine may look around.
+        """
 
     @abstractmethod
     def close(self) -> None:

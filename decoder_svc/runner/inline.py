@@ -18,7 +18,9 @@ class InlineExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> None:
         """See the base class."""
-        self._results.append(self._runner.run(plan))
+        result = self._runner.run(plan)
+        assert result is not None, "the only rank samples"
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         """See the base class."""

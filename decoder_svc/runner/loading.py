@@ -15,6 +15,7 @@ from decoder_svc.models.base import StageModel
 from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.pp import StageLink
 from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.sampling.sampler import Sampler
 
@@ -35,14 +36,22 @@ class Placement:
         return str(self.dtype).removeprefix("torch.")
 
 
-def choose_placement(config: DecoderConfig) -> Placement:
-    """Resolves `auto`. Raises ValueError for a device that is not there or an unknown dtype."""
+def choose_placement(config: DecoderConfig, *, local_rank: int = 0) -> Placement:
+    """Resolves `auto`; ranks of a machine take its GPUs in order, from the one named on.
+
+    Raises:
+        ValueError: A device that is not there, or an unknown dtype.
+    """
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {config.device}: no CUDA device here")
+    if device.type == "cuda":
+        device = torch.device("cuda", (device.index or 0) + local_rank)
+        if device.index >= torch.cuda.device_count():
+            raise ValueError(f"{device} is not there: {torch.cuda.device_count()} GPUs are")
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.type == "cuda" else "float32"
@@ -79,7 +88,7 @@ def count_pages(
     if memory.kv_blocks:
         return memory.kv_blocks
     size = page_bytes(text, mesh, block_size=memory.block_size, dtype=placement.dtype)
-    budget = memory.kv_bytes
+    budget = memory.kv_bytes // (mesh.tp_size * mesh.pp_size)
     if placement.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(placement.device)
         budget = int(total * memory.mem_fraction_static) - (total - free)
@@ -89,12 +98,31 @@ def count_pages(
 
 
 def build_runner(
-    model: StageModel, text: TextConfig, pool: KvPool, rows: torch.Tensor
+    model: StageModel, pool: KvPool, rows: torch.Tensor, link: StageLink | None = None
 ) -> ModelRunner:
-    """The runner of a rank that is the whole model. `rows` is the slab as [rows, hidden]."""
-    sampler = Sampler(text.masked_token_ids, device=pool.keys.device)
+    """The runner of a rank. `rows` is the slab as [rows, hidden], or nothing behind stage 0."""
+    sampler = Sampler(model.config.masked_token_ids, device=pool.keys.device)
     return ModelRunner(
-        model, pool=pool, attention=ReferenceAttention(pool), sampler=sampler, rows=rows
+        model,
+        pool=pool,
+        attention=ReferenceAttention(pool),
+        sampler=sampler,
+        rows=rows,
+        link=link,
+    )
+
+
+def build_pool(
+    text: TextConfig, mesh: ParallelMesh, placement: Placement, *, num_blocks: int, block_size: int
+) -> KvPool:
+    """The rank's pages."""
+    return KvPool(
+        text,
+        mesh,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=placement.dtype,
+        device=placement.device,
     )
 
 

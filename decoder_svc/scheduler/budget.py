@@ -22,9 +22,24 @@ class Limits:
     lookahead_chunks: int = 2
     """Rows are asked for this many chunks ahead, so that a transfer hides behind a step."""
 
+    depth: int = 1
+    """Steps in flight at once, one per pipeline stage."""
+
+    def share(self, num_sequences: int) -> int:
+        """Sequences of one step, so that the other stages get as many in theirs."""
+        return -(-num_sequences // self.depth)
+
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.block_size)
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What prefill may still take of a step."""
+
+    tokens: int
+    sequences: int
 
 
 def landed_chunk(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> int:

@@ -104,6 +104,11 @@ class PageTable:
         sequence.computed = 0
         sequence.num_published = 0
 
+    def forget(self) -> None:
+        """Nobody finds a page again: what they held is lost."""
+        if self._prefix is not None:
+            self._prefix.clear()
+
     def check(self, holders: Iterable[Sequence]) -> None:
         """Raises AssertionError unless every hold on a page is some sequence's, and covers it."""
         self._pool.check()

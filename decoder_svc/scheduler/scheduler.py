@@ -17,7 +17,7 @@ from decoder_svc.engine.messages import EngineLoad, PlannedSequence, StepPlan
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
-from decoder_svc.scheduler.budget import Limits, embed_spans, item_rows, landed_chunk
+from decoder_svc.scheduler.budget import Limits, StepBudget, embed_spans, item_rows, landed_chunk
 from decoder_svc.scheduler.pages import PageTable
 from decoder_svc.scheduler.policy import Queue
 
@@ -70,9 +70,10 @@ class Scheduler:
         chosen: list[tuple[Sequence, int]] = []
         self._choose_decodes(chosen)
         self._starved = None
-        budget = self._choose_chunks(self._running, self._limits.chunk_tokens, chosen, now)
-        while (admitted := self._admit(now)) is not None:
-            budget = self._choose_chunks((admitted,), budget, chosen, now)
+        budget = StepBudget(self._limits.chunk_tokens, self._limits.share(self._num_prefilling()))
+        self._choose_chunks(self._running, budget, chosen, now)
+        while budget.sequences and (admitted := self._admit(now)) is not None:
+            self._choose_chunks((admitted,), budget, chosen, now)
         if not chosen:
             return None
         chosen.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
@@ -104,6 +105,14 @@ class Scheduler:
         """A step failed: what it computed does not count."""
         for sequence, _ in self._steps.pop(step, ()):
             self._settle(sequence)
+
+    def restart(self) -> None:
+        """What pages held is lost: no step in flight comes back, everybody computes again."""
+        for step in tuple(self._steps):
+            self.discard(step)
+        for sequence in reversed(tuple(self._running)):
+            self._preempt(sequence)
+        self._pages.forget()
 
     def demands(self) -> list[Demand]:
         """Rows that running sequences want soon, the first to be served first.
@@ -142,7 +151,10 @@ class Scheduler:
     # Choosing.
 
     def _choose_decodes(self, chosen: list[tuple[Sequence, int]]) -> None:
+        most = self._limits.share(sum(s.decodes or s.in_flight > 0 for s in self._running))
         for sequence in self._running:
+            if len(chosen) == most:
+                return
             if self._starved is not None and sequence.order > self._starved.order:
                 return  # whoever could be preempted for the starved one must not be in flight
             if sequence.state is not State.RUNNING or sequence.in_flight:
@@ -153,22 +165,23 @@ class Scheduler:
     def _choose_chunks(
         self,
         sequences: Iterable[Sequence],
-        budget: int,
+        budget: StepBudget,
         chosen: list[tuple[Sequence, int]],
         now: float,
-    ) -> int:
-        """Adds prefill chunks within the budget; returns what is left of it."""
+    ) -> None:
+        """Adds prefill chunks within the budget, and takes them from it."""
         for sequence in sequences:
             if sequence.state is not State.RUNNING or sequence.in_flight or sequence.decodes:
                 continue
             # Asked also without a budget: who waits for the budget does not wait for rows.
-            length = landed_chunk(sequence, min(sequence.num_left, max(budget, 1)), self._receiver)
+            wanted = min(sequence.num_left, max(budget.tokens, 1))
+            length = landed_chunk(sequence, wanted, self._receiver)
             clock = sequence.request.clock
             if length == 0 and clock.stalled_since is None:
                 clock.stalled_since = now
             elif length:
                 clock.stalled_since = None
-            if length == 0 or budget == 0:
+            if length == 0 or budget.tokens == 0 or budget.sequences == 0:
                 continue
             if not self._make_room(sequence, length):
                 length = min(length, self._pages.room(sequence))
@@ -177,8 +190,13 @@ class Scheduler:
                     continue
                 self._make_room(sequence, length)
             self._choose(sequence, length, chosen)
-            budget -= length
-        return budget
+            budget.tokens -= length
+            budget.sequences -= 1
+
+    def _num_prefilling(self) -> int:
+        """Sequences that a chunk could be taken of, in this step or the next ones."""
+        idle = sum(not (s.decodes or s.in_flight) for s in self._running)
+        return idle + len(self._waiting)
 
     def _choose(self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]) -> None:
         sequence.in_flight = length

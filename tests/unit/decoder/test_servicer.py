@@ -79,7 +79,7 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
     model = Path(config.model)
     text = read_text_config(model)
     parts = load_parts(config, text, model)
-    warm_up(parts.runner)
+    warm_up(parts.executor, num_blocks=parts.num_blocks, block_size=config.memory.block_size)
     metrics = DecoderMetrics()
     client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
     core = build_engine(config, parts, client.mailbox, metrics)
@@ -103,7 +103,7 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
         await server.stop()
         core.stop()
         thread.join()
-        parts.runner.close()
+        parts.executor.close()
         parts.slab.close()
 
 

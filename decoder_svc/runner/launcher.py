@@ -1,0 +1,87 @@
+"""Starts the processes of this machine's ranks and joins them to those of other machines.
+
+Ranks come from a fork server that has imported torch: it starts none of torch's threads and touches
+no GPU, so its children may do both, a few milliseconds after they were asked for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from chiasm.config import DecoderConfig
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.embeddings.slab import Slab
+from decoder_svc.parallel.launch import Rendezvous
+from decoder_svc.runner.codec import Start
+from decoder_svc.runner.group import Member, RankGroup
+from decoder_svc.runner.worker import RankTask, run_rank
+
+_PRELOADED = ["decoder_svc.runner.worker", "decoder_svc.models.qwen2_5_vl"]
+
+
+def rank_context() -> ForkServerContext:
+    """The way ranks' processes are started."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+def start_rank(context: ForkServerContext, task: RankTask, channel: Connection) -> BaseProcess:
+    """A process that ends with this one; the channel's end is its own from now on."""
+    process = context.Process(target=run_rank, args=(task, channel), name=f"rank-{task.rank}")
+    process.daemon = True
+    process.start()
+    channel.close()
+    return process
+
+
+class Launcher:
+    """Starts groups of ranks on this machine.
+
+    Args:
+        config: Of the decoder.
+        text: Of the checkpoint.
+        model_dir: The checkpoint.
+        slab: Where rows of media land; ranks of the first stage attach to it.
+        row_dtype: Of these rows.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, text: TextConfig, model_dir: Path, slab: Slab, row_dtype: str
+    ) -> None:
+        self._context = rank_context()
+        self._directory = tempfile.TemporaryDirectory(prefix="chiasm-ranks-")
+        world = config.parallel.world_size
+        self._tasks = tuple(
+            RankTask(
+                rank=rank,
+                local_rank=rank,
+                num_local=world,
+                config=config,
+                model_dir=model_dir,
+                text=text,
+                row_dtype=row_dtype,
+                slab_name=slab.name,
+                slab_bytes=slab.size,
+                rendezvous=Rendezvous(),
+                store_path=f"{self._directory.name}/store",
+            )
+            for rank in range(world)
+        )
+
+    def __call__(self, start: Start) -> RankGroup:
+        """Starts every rank. Raises RanksLost when one is gone at once."""
+        members = []
+        for task in self._tasks:
+            ours, theirs = self._context.Pipe()
+            members.append(Member(task.rank, ours, start_rank(self._context, task, theirs)))
+        return RankGroup(members, start)
+
+    def close(self) -> None:
+        """Removes what ranks met over."""
+        self._directory.cleanup()

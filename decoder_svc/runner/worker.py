@@ -1,0 +1,176 @@
+"""A rank: a process that loads its stage, then computes step plans until the engine lets go of it.
+
+It never decides anything. Should it raise, it says so and ends; the engine starts all ranks anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from chiasm.cli.lifeline import end_with_parent
+from chiasm.cli.logs import setup_logging
+from chiasm.config import DecoderConfig
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.embeddings.slab import Slab
+from decoder_svc.engine.messages import StepPlan
+from decoder_svc.parallel.launch import Rendezvous, join, least
+from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.pp import StageLink
+from decoder_svc.runner.codec import Alive, Failed, Message, Ready, Start, decode, encode
+from decoder_svc.runner.loading import (
+    build_pool,
+    build_runner,
+    choose_placement,
+    count_pages,
+    load_stage,
+    slab_rows,
+)
+from decoder_svc.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+MEETING_S = 600.0
+"""Longest that a rank waits for another, in a collective or for hidden states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """What a rank is told as its process starts: our own values, from our own command line."""
+
+    rank: int
+    local_rank: int
+    """Its place among the ranks of this machine: which GPU is its own."""
+    num_local: int
+    config: DecoderConfig
+    model_dir: Path
+    text: TextConfig
+    row_dtype: str
+    slab_name: str
+    """Shared memory of this machine; ranks behind the first stage leave it alone."""
+    slab_bytes: int
+    rendezvous: Rendezvous
+    store_path: str
+
+    @property
+    def mesh(self) -> ParallelMesh:
+        """The rank's place, without groups."""
+        parallel = self.config.parallel
+        return ParallelMesh(
+            tp_rank=self.rank % parallel.tp_size,
+            tp_size=parallel.tp_size,
+            pp_rank=self.rank // parallel.tp_size,
+            pp_size=parallel.pp_size,
+        )
+
+
+class Voice:
+    """The rank's side of its channel. Its thread says "alive" and ends the process with the engine.
+
+    Args:
+        channel: To the engine.
+    """
+
+    def __init__(self, channel: Connection) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+
+    def say(self, message: Message) -> None:
+        """Sends; from any thread."""
+        with self._lock:
+            self._channel.send_bytes(encode(message))
+
+    def hear(self) -> Message:
+        """Waits for the engine's next word. Raises EOFError once it has let go."""
+        return decode(self._channel.recv_bytes())
+
+    def start_beating(self) -> None:
+        """A rank that waits for a dead peer cannot look at its channel: a thread does."""
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLRDHUP)
+        try:
+            while not poller.poll(BEAT_S * 1e3):
+                self.say(Alive())
+        finally:
+            os._exit(0)  # the engine has gone, and with it whatever this rank waits for
+
+
+def run_rank(task: RankTask, channel: Connection) -> None:
+    """The life of a rank's process. Never returns."""
+    end_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
+    setup_logging(task.config.server.log_level)
+    voice = Voice(channel)
+    voice.start_beating()
+    code = 1
+    try:
+        _serve(task, voice)
+    except EOFError:
+        code = 0
+    except Exception as error:  # whatever it is, the engine learns of it and this process ends
+        logger.exception("rank %d failed", task.rank)
+        is_users = isinstance(error, ValueError)
+        voice.say(Failed(str(error) if is_users else type(error).__name__, is_users))
+    finally:
+        os._exit(code)  # an orderly end of a process group would wait for peers
+
+
+def _serve(task: RankTask, voice: Voice) -> None:
+    start = voice.hear()
+    assert isinstance(start, Start), "the first word is Start"
+    runner = _load(task, start)
+    voice.say(Ready(runner.num_blocks))
+    while True:
+        plan = voice.hear()
+        assert isinstance(plan, StepPlan), "then come plans"
+        result = runner.run(plan)
+        if result is not None:
+            voice.say(result)
+
+
+def _load(task: RankTask, start: Start) -> ModelRunner:
+    config, text = task.config, task.text
+    placement = choose_placement(config, local_rank=task.local_rank)
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
+    else:
+        cores = config.num_threads or os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // task.num_local))
+    mesh = join(
+        task.mesh,
+        start.group,
+        rendezvous=task.rendezvous,
+        store_path=task.store_path,
+        device=placement.device,
+        timeout_s=MEETING_S,
+    )
+    model = load_stage(task.model_dir, text, mesh, placement)
+    num_blocks = start.num_blocks or least(
+        count_pages(config, text, mesh, placement), placement.device
+    )
+    block_size = config.memory.block_size
+    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
+    link = StageLink(
+        mesh, hidden_size=text.hidden_size, dtype=placement.dtype, device=placement.device
+    )
+    return build_runner(model, pool, _rows(task, mesh), link)
+
+
+def _rows(task: RankTask, mesh: ParallelMesh) -> torch.Tensor:
+    """[rows, hidden] of the slab, on every rank of the first stage."""
+    if not mesh.is_first_stage:
+        return torch.empty(0, task.text.hidden_size)
+    slab = Slab(task.slab_bytes, name=task.slab_name)
+    return slab_rows(slab.view(), hidden_size=task.text.hidden_size, dtype_name=task.row_dtype)
