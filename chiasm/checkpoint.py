@@ -1,4 +1,4 @@
-"""Turns `--model` into a directory of checkpoint files.
+"""Turns `--model` into a directory of checkpoint files, and reads the JSON ones.
 
 A name is, in this order: `demo`, a directory, a hub id in the local cache, a hub id that can be
 downloaded. Reads no weights and imports no torch.
@@ -7,8 +7,10 @@ downloaded. Reads no weights and imports no torch.
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 DEMO = "demo"
 
@@ -31,6 +33,25 @@ def resolve_model(name_or_path: str) -> Path:
     if not _HUB_ID.fullmatch(name_or_path):
         raise ValueError(f"--model {name_or_path!r}: no such directory, and no hub id")
     return _checked(_from_hub(name_or_path), name_or_path)
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """The JSON object in a file; with `optional`, an empty one where there is no such file.
+
+    Raises:
+        ValueError: No such file, no JSON, or not an object.
+    """
+    if optional and not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"{path.parent} has no {path.name} that can be read") from None
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return value
 
 
 def _demo_checkpoint() -> Path:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from chiasm.checkpoint import read_json
+
 TOWER_PREFIXES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.", "mlp1.")
 """Tensors with these names, in any supported checkpoint layout, belong to the vision tower."""
 
@@ -48,14 +50,14 @@ def is_tower_tensor(name: str) -> bool:
 
 def tower_digest(model_dir: Path, *, full: bool = False) -> bytes:
     """SHA-256 of the vision tower; empty when the checkpoint holds none. Raises ValueError."""
-    config = _read_json(model_dir / "config.json")
+    config = read_json(model_dir / "config.json")
     subset = {"vision_config": _stable(config.get("vision_config", {}))}
     return _weights_digest(model_dir, subset, is_tower_tensor, full=full)
 
 
 def language_model_digest(model_dir: Path, *, full: bool = False) -> bytes:
     """SHA-256 of everything but the vision tower; empty when there is none. Raises ValueError."""
-    config = _read_json(model_dir / "config.json")
+    config = read_json(model_dir / "config.json")
     subset = _stable({k: v for k, v in config.items() if k != "vision_config"})
     return _weights_digest(model_dir, subset, lambda name: not is_tower_tensor(name), full=full)
 
@@ -63,7 +65,7 @@ def language_model_digest(model_dir: Path, *, full: bool = False) -> bytes:
 def processor_digest(model_dir: Path) -> bytes:
     """SHA-256 of how media become pixels: the processor files and this build's pixel version."""
     names = ("preprocessor_config.json", "video_preprocessor_config.json")
-    files = {n: _read_json(model_dir / n) for n in names if (model_dir / n).exists()}
+    files = {n: read_json(model_dir / n) for n in names if (model_dir / n).exists()}
     return hashlib.sha256(canonical_json([_PIXELS_VERSION, files])).digest()
 
 
@@ -135,16 +137,4 @@ def _tensors(model_dir: Path) -> Iterator[_Tensor]:
 def _stable(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _stable(v) for k, v in value.items() if k not in _VOLATILE}
-    return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object")
     return value

@@ -6,7 +6,6 @@ answers with confident nonsense.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from chiasm.checkpoint import read_json
 from encoder_svc.models.base import VisionTower
-from encoder_svc.models.registry import architecture_of, read_config, tower_class
+from encoder_svc.models.registry import architecture_of, tower_class
 
 _QUIET_S = 2.0
 _SHOWN_NAMES = 5
@@ -34,7 +34,7 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
     Raises:
         ValueError: Unknown architecture, or tensors missing, left over or of a wrong shape.
     """
-    config = read_config(model_dir)
+    config = read_json(model_dir / "config.json")
     with torch.device("meta"):
         tower = tower_class(architecture_of(config)).from_config(config)
     wide = tower.wide_parameters() if dtype is torch.float16 else frozenset()
@@ -71,10 +71,9 @@ def _files(model_dir: Path, prefixes: tuple[str, ...]) -> list[Path]:
     index = model_dir / "model.safetensors.index.json"
     if not index.exists():
         return sorted(model_dir.glob("*.safetensors"))
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"{index} is broken: {error}") from error
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise ValueError(f"{index} has no weight_map")
     files = sorted({model_dir / file for name, file in names.items() if name.startswith(prefixes)})
     for path in files:
         if not path.exists():
@@ -109,7 +108,6 @@ class _Bar:
         from rich.progress import Progress
 
         self._began = time.monotonic()
-        self._total = total
         self._done = 0
         self._progress = Progress(console=Console(file=sys.stderr), transient=True)
         self._task = self._progress.add_task("vision tower", total=total)

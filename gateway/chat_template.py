@@ -18,6 +18,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from chiasm.checkpoint import read_json
 from chiasm.errors import InvalidRequest
 
 
@@ -47,7 +48,7 @@ class ChatTemplate:
         Raises:
             ValueError: None of them holds a template.
         """
-        config = _json(model_dir / "tokenizer_config.json")
+        config = read_json(model_dir / "tokenizer_config.json", optional=True)
         return cls(_find(model_dir, config), _token_names(config))
 
     @property
@@ -145,16 +146,12 @@ def _tojson(
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()) if path.is_file() else {}
-
-
 def _find(model_dir: Path, config: Mapping[str, Any]) -> str:
     path = model_dir / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    found = _json(model_dir / "chat_template.json").get("chat_template")
-    found = found or config.get("chat_template")
+    separate = read_json(model_dir / "chat_template.json", optional=True)
+    found = separate.get("chat_template") or config.get("chat_template")
     if isinstance(found, list):  # several, by name
         found = {entry["name"]: entry["template"] for entry in found}.get("default")
     if not isinstance(found, str):

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from chiasm.checkpoint import read_json
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
 from gateway.chat_template import ChatTemplate
@@ -55,7 +56,7 @@ class PromptBuilder:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        config = orjson.loads((model_dir / "config.json").read_bytes())
+        config = read_json(model_dir / "config.json")
         self.vocabulary = Vocabulary(model_dir)
         self._template = ChatTemplate.from_dir(model_dir)
         self._kinds = _placeholders(config)

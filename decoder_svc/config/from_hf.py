@@ -6,10 +6,11 @@ Dialects: text settings nested in `text_config` or at the top level; rope settin
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from chiasm.checkpoint import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,9 @@ class TextConfig:
 
 def read_text_config(model_dir: Path) -> TextConfig:
     """Reads config.json and generation_config.json. Raises ValueError naming what is wrong."""
-    generation = model_dir / "generation_config.json"
     return from_hf(
-        json.loads((model_dir / "config.json").read_text(encoding="utf-8")),
-        json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {},
+        read_json(model_dir / "config.json"),
+        read_json(model_dir / "generation_config.json", optional=True),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from chiasm.checkpoint import read_json
 from encoder_svc.geometry import Geometry
 
 # Published constants of OpenAI's CLIP, the family's default.
@@ -54,23 +54,9 @@ def read_settings(model_dir: Path) -> tuple[PixelSettings, PixelSettings]:
     Raises:
         ValueError: A file that is missing, broken, or asks for the unsupported.
     """
-    image = _read(model_dir / "preprocessor_config.json")
-    if image is None:
-        raise ValueError(f"{model_dir} has no preprocessor_config.json")
-    video = _read(model_dir / "video_preprocessor_config.json")
-    return PixelSettings.from_hf(image), PixelSettings.from_hf(image if video is None else video)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        config = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return config
+    image = read_json(model_dir / "preprocessor_config.json")
+    video = read_json(model_dir / "video_preprocessor_config.json", optional=True)
+    return PixelSettings.from_hf(image), PixelSettings.from_hf(video or image)
 
 
 def _triple(config: dict[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
-from typing import Any
 
+from chiasm.checkpoint import read_json
 from gateway.planning.base import Planner
 
 _PLANNERS = {"qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner"}
@@ -24,17 +23,7 @@ def planner_for(model_dir: Path) -> Planner:
         raise ValueError(f"{model_dir}: model_type {family!r} is not supported; known: {known}")
     module, _, name = _PLANNERS[family].partition(":")
     planner: Planner = getattr(importlib.import_module(module), name).from_files(
-        image=read_json(model_dir / "preprocessor_config.json"),
-        video=read_json(model_dir / "video_preprocessor_config.json"),
+        image=read_json(model_dir / "preprocessor_config.json", optional=True),
+        video=read_json(model_dir / "video_preprocessor_config.json", optional=True),
     )
     return planner
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when there is no such file. Raises ValueError."""
-    if not path.exists():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return value

@@ -1,4 +1,4 @@
-"""Names of models: what they stand for, and how a wrong one is refused."""
+"""Names of models: what they stand for, how a wrong one is refused; and their JSON files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from chiasm.checkpoint import resolve_model
+from chiasm.checkpoint import read_json, resolve_model
 from chiasm.demo import checkpoint_dir
 
 
@@ -63,3 +63,16 @@ def test_other_names_are_refused_in_one_line(name: str, message: str) -> None:
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         resolve_model(str(tmp_path))
+
+
+def test_a_json_file_is_an_object_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        read_json(path)
+    assert read_json(path, optional=True) == {}
+    path.write_text('{"a": 1}')
+    assert read_json(path) == read_json(path, optional=True) == {"a": 1}
+    for text, message in (("{", "is not JSON"), ("[1]", "is not a JSON object")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_json(path, optional=True)
