@@ -25,6 +25,7 @@ from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.keys import ApiKeys
 from gateway.api.ports import Face
+from gateway.api.protocol import BoundedProtocol
 from gateway.api.rest import build_app
 from gateway.api.servicer import GatewayServicer, KeyInterceptor
 from gateway.discovery import Fleet, discovery_for
@@ -36,6 +37,7 @@ from gateway.prompt import PromptBuilder
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_SILENCE_S = 75  # of a connection before its next request
 _CUT_OFF_S = 2.0  # for cut-off requests to say so
 
 
@@ -167,13 +169,14 @@ class _Uvicorn(uvicorn.Server):
 def _uvicorn_config(app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=BoundedProtocol,
         lifespan="off",
         ws="none",
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=_SILENCE_S,
         timeout_graceful_shutdown=int(_CUT_OFF_S),
     )
 

@@ -1,0 +1,89 @@
+"""uvicorn's HTTP/1.1 with bounds on what comes before and between bodies, in bytes and seconds.
+
+uvicorn has no limit there: one connection could send a header without end, which its parser copies
+anew with every packet, and any number could say nothing for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from chiasm.errors import InvalidRequest
+from gateway.api.errors import error_body
+
+MAX_OVERHEAD_BYTES = 64 << 10  # of a head, of trailers, of chunk sizes
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What is not HTTP gets the same envelope as every other error."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._overhead = 0  # bytes since the last end of a head, piece of a body, or message
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first head is awaited."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is awaited any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts, and refuses when nothing useful has come for too many bytes."""
+        self._overhead += len(data)
+        super().data_received(data)
+        if self._overhead > MAX_OVERHEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"headers of more than {MAX_OVERHEAD_BYTES} bytes")
+
+    def send_400_response(self, msg: str) -> None:
+        """The envelope in place of plain text; then the connection closes."""
+        body = error_body(InvalidRequest(msg))
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """A head has ended."""
+        self._overhead = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._overhead = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has ended."""
+        self._overhead = 0
+        super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _head_is_late(self) -> None:
+        """Closes, unless an earlier request of this connection is still being answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
