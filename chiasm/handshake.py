@@ -1,7 +1,8 @@
 """Describe as a handshake: who may talk to whom. A peer that does not fit is refused by name.
 
-The gateway checks each encoder and decoder against what it plans with, and every pair it is about
-to join; a decoder's `FetchOpen` repeats the row format, so that an encoder can refuse on its own.
+The gateway checks each encoder and decoder against what it plans with. Which encoder's rows a
+decoder takes is asked for each request (`gateway.routing.Endpoint.fits`); a decoder's `FetchOpen`
+repeats the row format, so that an encoder can refuse on its own.
 """
 
 from __future__ import annotations
@@ -33,22 +34,6 @@ def check_decoder(description: common_pb2.Description, expected: Expected) -> No
     """Raises ContractMismatch when this decoder may not be given our token ids."""
     _check_peer(description, "decoder", expected.family)
     _same(description, "tokenizer digest", description.digests.tokenizer, expected.tokenizer)
-
-
-def check_pair(encoder: common_pb2.Description, decoder: common_pb2.Description) -> None:
-    """Raises ContractMismatch when the encoder's rows are not what the decoder takes in.
-
-    Towers are compared where both sides know theirs: a decoder's checkpoint may hold no tower.
-    """
-    for name in ("hidden_size", "levels", "dtype"):
-        ours, theirs = getattr(encoder.rows, name), getattr(decoder.rows, name)
-        if ours != theirs:
-            raise ContractMismatch(
-                f"encoder {encoder.advertised_address} makes rows of {name} {ours}, "
-                f"decoder {decoder.advertised_address} takes {theirs}"
-            )
-    if encoder.digests.tower and decoder.digests.tower:
-        _same(encoder, "tower digest", encoder.digests.tower, decoder.digests.tower)
 
 
 def _check_peer(description: common_pb2.Description, role: str, family: str) -> None:

@@ -65,7 +65,6 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text, open for the assistant's turn.
@@ -77,7 +76,7 @@ class ChatTemplate:
             return self._template.render(
                 **{**(options or {}), **self._variables},
                 messages=messages,
-                tools=tools or None,
+                tools=None,
                 add_generation_prompt=True,
             )
         except _Refused as refused:

@@ -132,8 +132,6 @@ class ChatJob(Envelope):
     """A chat completion."""
 
     messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """Tool definitions in OpenAI's shape, for the chat template."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     media_options: MediaOptions = MediaOptions()

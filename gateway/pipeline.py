@@ -146,7 +146,6 @@ class Pipeline:
             rendered = await asyncio.to_thread(
                 self._prompts.render,
                 job.messages,
-                tools=job.tools,
                 options=job.template_options,
                 limit=self._fleet.decoders.max_model_len,
             )

@@ -69,7 +69,6 @@ class PromptBuilder:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
         limit: int = 0,
     ) -> RenderedPrompt:
@@ -77,7 +76,6 @@ class PromptBuilder:
 
         Args:
             messages: The conversation.
-            tools: Tool definitions, for the template.
             options: Further variables of the template.
             limit: Most tokens the caller can use; text that must have more is not tokenized.
                 0 = any.
@@ -91,7 +89,6 @@ class PromptBuilder:
                 raise InvalidRequest(f"{name} may not be set", param=f"chat_template_kwargs.{name}")
         text = self._template.render(
             [self._turn(message) for message in messages],
-            tools=guard(list(tools)),
             options=guard(options or {}),
         )
         self._check_length(text, limit, "messages")
@@ -151,11 +148,6 @@ class PromptBuilder:
                     f"token id {token_id} stands for a picture or clip; use chat completions",
                     param=param,
                 )
-
-    @property
-    def media_token_ids(self) -> frozenset[int]:
-        """Ids that stand for rows of embeddings."""
-        return frozenset(self._kinds)
 
     def _check_length(self, text: str, limit: int, param: str) -> None:
         """Saves tokenizing what cannot fit. Normalizing shortens text 4:1 at most."""

@@ -60,13 +60,9 @@ class Vocabulary:
         """Ids that never become text."""
         return self._special_ids
 
-    @property
+    @cached_property
     def is_byte_level(self) -> bool:
         """Whether every token is a run of bytes, so that ids can be decoded one by one."""
-        return self._byte_level
-
-    @cached_property
-    def _byte_level(self) -> bool:
         decoder = orjson.loads(self._plain.to_str()).get("decoder") or {}
         return bool(decoder.get("type") == "ByteLevel")
 
@@ -87,11 +83,6 @@ class Vocabulary:
         found = self._plain.token_to_id(token)
         assert found is not None, "an added token has an id"
         return int(found)
-
-    def id_of(self, token: str) -> int | None:
-        """The id of a token by its content."""
-        found = self._plain.token_to_id(token)
-        return None if found is None else int(found)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids as a whole."""

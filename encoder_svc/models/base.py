@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from chiasm.plan import Grid
@@ -45,6 +44,3 @@ class VisionTower(nn.Module, ABC):
     def wide_parameters(self) -> frozenset[str]:
         """Names of parameters a float16 tower keeps in float32 against overflow."""
         return frozenset()
-
-    def finish(self, device: torch.device) -> None:
-        """Called once when the weights are in place."""

@@ -77,12 +77,6 @@ def path(location: Sequence[int | str]) -> str | None:
     return out or None
 
 
-async def on_chiasm_error(_request: Request, error: Exception) -> Response:
-    """Exception handler for our own errors."""
-    assert isinstance(error, ChiasmError)
-    return error_response(error)
-
-
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Exception handler for the framework's 404 and 405."""
     assert isinstance(error, HTTPException)

@@ -47,11 +47,6 @@ class ApiKeys:
             raise ValueError(f"--api-key-file {path}: no key in it")
         return cls(digests)
 
-    @property
-    def required(self) -> bool:
-        """Whether a key is asked for."""
-        return bool(self._digests)
-
     def tenant(self, authorizations: Sequence[str]) -> bytes:
         """The tenant of a request, as a salt for caches; empty when no keys are asked for.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -62,15 +61,13 @@ class EventStream(Response):
         source: The pipeline's generator, closed on every way out.
     """
 
-    def __init__(
-        self, frames: AsyncIterator[bytes], source: Any, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], source: AsyncGenerator[Event, None]) -> None:
         self.frames = frames
         self.source = source
         self.status_code = 200
         self.media_type = EVENT_STREAM
         self.background = None
-        self.init_headers({**_HEADERS, **(headers or {})})
+        self.init_headers(_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs in the request's own task, as the pipeline's generator must."""

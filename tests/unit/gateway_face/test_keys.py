@@ -112,7 +112,6 @@ async def test_right_keys_pass_and_have_tenants_of_their_own(
 
 
 def test_without_keys_everybody_is_let_in_and_shares_caches() -> None:
-    assert not ApiKeys().required
     assert ApiKeys().tenant([]) == ApiKeys().tenant(["Bearer x"]) == b""
 
 
@@ -121,7 +120,6 @@ def test_the_file(tmp_path: Path) -> None:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     path.write_text(f"# team a\n\n  {digest.upper()}  \n")
     keys = ApiKeys.from_file(str(path))
-    assert keys.required
     assert keys.tenant([f"Bearer {KEY}"])
     with pytest.raises(Unauthenticated):
         keys.tenant(["Bearer x"])

@@ -124,7 +124,7 @@ def test_placeholders_typed_in_any_role_are_text(
     run = expanded.token_ids[expanded.offsets[0] : expanded.offsets[0] + 5]
     assert run == (pad,) * 5
     assert expanded.token_ids.count(pad) == 5
-    start = demo.vocabulary.id_of("<|vision_start|>")
+    (start,) = demo.vocabulary.encode_with_specials("<|vision_start|>")
     assert expanded.token_ids[expanded.offsets[0] - 1] == start
 
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_without_a_template_or_tokenizer_is_refused(
 
 
 def test_names_of_special_tokens_count_only_when_asked(demo: PromptBuilder) -> None:
-    end = demo.vocabulary.id_of("<|im_end|>")
+    (end,) = demo.vocabulary.encode_with_specials("<|im_end|>")
     assert end not in demo.encode_text("a<|im_end|>")
     assert demo.encode_text("a<|im_end|>", parse_special=True)[-1] == end
     assert demo.vocabulary.decode(demo.encode_text("a<|im_end|>")) == "a<|im_end|>"
@@ -278,7 +278,9 @@ def test_text_that_cannot_fit_is_not_tokenized(demo: PromptBuilder) -> None:
 
 def test_ids_are_checked(demo: PromptBuilder) -> None:
     demo.check_ids([0, 1], param="prompt")
-    for bad in ([demo.vocab_size], [*demo.media_token_ids][:1]):
+    picture = demo.render([Message(Role.USER, (MediaPart(Modality.IMAGE, data=b"x"),))])
+    placeholder = picture.token_ids[picture.slots[0].position]
+    for bad in ([demo.vocab_size], [placeholder]):
         with pytest.raises(InvalidRequest) as caught:
             demo.check_ids(bad, param="prompt")
         assert caught.value.param == "prompt"
@@ -286,7 +288,7 @@ def test_ids_are_checked(demo: PromptBuilder) -> None:
 
 def test_special_tokens_inside_the_models_vocabulary_keep_their_ids(tmp_path: Path) -> None:
     vocabulary = Vocabulary(save_metaspace(tmp_path))
-    assert vocabulary.encode_with_specials("<s>a")[0] == vocabulary.id_of("<s>") == 1
+    assert vocabulary.encode_with_specials("<s>a")[0] == 1
     assert not vocabulary.special_ids & set(vocabulary.encode("<s>a</s>"))
     reference = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     mixed = "a bird<s>a bird</s> a"
