@@ -118,9 +118,10 @@ async def _until_over(server: Server, core: EngineCore, thread: threading.Thread
             signalled.cancel()
             raise Internal("the engine has died")
         beating = time.monotonic() - core.heartbeat < _HEARTBEAT_S
-        if beating is not healthy:
-            healthy = beating
-            logger.error("engine %s", "beats again" if beating else "has stopped beating")
+        if (beating and core.available) is not healthy:
+            healthy = not healthy
+            reason = "has lost its ranks" if beating else "has stopped beating"
+            logger.error("engine %s", "is well again" if healthy else reason)
             await server.ready(healthy)
 
 

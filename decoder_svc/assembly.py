@@ -63,45 +63,50 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
     """
     if config.transport == "nixl":
         raise ValueError("--transport nixl is not supported by this version of the decoder")
-    parallel, memory = config.parallel, config.memory
+    parallel = config.parallel
     check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-    placement = choose_placement(config)
-    dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
-    rows = RowFormat(text.hidden_size, 1, dtype)
-    slab_pages = _slab_pages(config, rows)
-    slab = Slab(slab_pages * memory.slab_page_rows * rows.row_bytes)
+    load = _load_one_rank if parallel.world_size == 1 else _load_ranks
+    return load(config, text, model_dir)
+
+
+def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
+    """The whole model in this process."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    mesh, placement = ParallelMesh(), choose_placement(config)
+    rows, slab_pages = _slab(config, text, placement)
+    model = load_stage(model_dir, text, mesh, placement)
+    num_blocks = count_pages(config, text, mesh, placement)
+    max_model_len = _max_model_len(config, text, num_blocks)
+    block_size = config.memory.block_size
+    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
+    slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
+    view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=rows.dtype)
+    executor = InlineExecutor(build_runner(model, pool, view))
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
+
+
+def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
+    """A process for every rank; this one computes nothing."""
+    rows, slab_pages = _slab(config, text, choose_placement(config))
+    slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
+    launcher = Launcher(config, text, model_dir, slab, rows.dtype)
+    executor = RanksExecutor(launcher, depth=config.parallel.pp_size)
     try:
-        if parallel.world_size == 1:
-            view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=dtype)
-            executor, num_blocks = _one_rank(config, text, model_dir, placement, view)
-        else:
-            executor = RanksExecutor(
-                Launcher(config, text, model_dir, slab, rows.dtype), depth=parallel.pp_size
-            )
-            num_blocks = executor.start()
+        num_blocks = executor.start()
         max_model_len = _max_model_len(config, text, num_blocks)
     except BaseException:
+        executor.close()
         slab.close()
         raise
     return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
 
 
-def _one_rank(
-    config: DecoderConfig,
-    text: TextConfig,
-    model_dir: Path,
-    placement: Placement,
-    rows: torch.Tensor,
-) -> tuple[Executor, int]:
-    """The whole model in this process."""
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    mesh = ParallelMesh()
-    model = load_stage(model_dir, text, mesh, placement)
-    num_blocks = count_pages(config, text, mesh, placement)
-    block_size = config.memory.block_size
-    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
-    return InlineExecutor(build_runner(model, pool, rows)), num_blocks
+def _slab(config: DecoderConfig, text: TextConfig, placement: Placement) -> tuple[RowFormat, int]:
+    """The format of rows, and pages of the slab."""
+    dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
+    rows = RowFormat(text.hidden_size, 1, dtype)
+    return rows, _slab_pages(config, rows)
 
 
 def build_engine(

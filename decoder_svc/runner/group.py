@@ -84,6 +84,12 @@ class RankGroup:
         assert self.ready, "asked before the ranks have loaded"
         return min(member.num_blocks or 0 for member in self._members)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of this machine's ranks."""
+        processes = [member.process for member in self._members]
+        return tuple(p.pid for p in processes if p is not None and p.pid is not None)
+
     def send(self, message: Message) -> None:
         """One message to every rank, encoded once. Raises RanksLost."""
         frame = encode(message)

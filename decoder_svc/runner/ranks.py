@@ -82,7 +82,6 @@ class RanksExecutor(Executor):
                 self._group.listen(_GLANCE_S)
             except RanksLost as loss:
                 fault = self._group.faulty_settings
-                self.close()
                 if fault:
                     raise ValueError(fault) from None
                 raise Unavailable(f"the ranks did not start: {loss}") from None
@@ -92,6 +91,11 @@ class RanksExecutor(Executor):
     def ready(self) -> bool:
         """Whether every rank has loaded and none is known to be lost."""
         return self._ready_since is not None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of this machine's ranks; none while there is no group."""
+        return self._group.pids if self._group is not None else ()
 
     def poll(self) -> None:
         """See the base class."""

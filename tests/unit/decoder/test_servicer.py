@@ -282,8 +282,8 @@ async def test_describe_and_load(model: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"parallel": ParallelConfig(tp_size=2)}, "--tp-size"),
-        ({"parallel": ParallelConfig(pp_size=2)}, "--pp-size"),
+        ({"parallel": ParallelConfig(tp_size=3)}, "attention heads: 4 .* --tp-size 3"),
+        ({"parallel": ParallelConfig(pp_size=5)}, "4 layers cannot fill 5"),
         ({"transport": "nixl"}, "--transport nixl"),
         ({"dtype": "int8"}, "--dtype"),
         ({"max_model_len": 5000}, "--max-model-len"),

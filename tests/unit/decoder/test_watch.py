@@ -38,7 +38,8 @@ async def test_a_dead_engine_is_an_error() -> None:
     thread.start()
     thread.join()
     with pytest.raises(Internal, match="engine has died"):
-        await watch(FakeServer(), SimpleNamespace(heartbeat=time.monotonic()), thread)
+        core = SimpleNamespace(heartbeat=time.monotonic(), available=True)
+        await watch(FakeServer(), core, thread)
 
 
 async def test_a_hanging_engine_is_not_ready_until_it_beats_again() -> None:
@@ -46,7 +47,7 @@ async def test_a_hanging_engine_is_not_ready_until_it_beats_again() -> None:
     thread = threading.Thread(target=stop.wait)
     thread.start()
     server = FakeServer()
-    core = SimpleNamespace(heartbeat=time.monotonic() - 3600)
+    core = SimpleNamespace(heartbeat=time.monotonic() - 3600, available=True)
     watching = asyncio.create_task(watch(server, core, thread))
     try:
         await asyncio.sleep(0.1)
@@ -54,6 +55,9 @@ async def test_a_hanging_engine_is_not_ready_until_it_beats_again() -> None:
         core.heartbeat = time.monotonic()
         await asyncio.sleep(0.1)
         assert server.states == [False, True]
+        core.available = False  # its ranks are being started again
+        await asyncio.sleep(0.1)
+        assert server.states == [False, True, False]
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(watching, 2)
     finally:
