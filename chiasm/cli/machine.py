@@ -31,6 +31,10 @@ class Layout:
     """Checkpoint directory, hub id, or `demo`."""
     encoders: int = 2
     """Encoder processes."""
+    tp_size: int = 1
+    """Tensor parallel ranks of the decoder, each a process of its own."""
+    pp_size: int = 1
+    """Pipeline stages of the decoder."""
     host: str = "127.0.0.1"
     """Address the gateway binds."""
     port: int = 8000
@@ -51,6 +55,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.encoders < 1:
             raise ValueError(f"--encoders must be at least 1, got {self.encoders}")
+        if self.tp_size < 1 or self.pp_size < 1:
+            raise ValueError("--tp-size and --pp-size must be at least 1")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}")
 
@@ -61,8 +67,10 @@ class Layout:
 
     def decoder(self) -> Spec:
         """The decoder."""
-        flags = ("--port", "0", *self._threads(self.decoder_args), *shlex.split(self.decoder_args))
-        return self._spec("decoder", "decoder_svc", flags, 1)
+        flags = ["--port", "0", *self._threads(self.decoder_args)]
+        for flag, size in (("--tp-size", self.tp_size), ("--pp-size", self.pp_size)):
+            flags += (flag, str(size)) if size > 1 else ()
+        return self._spec("decoder", "decoder_svc", (*flags, *shlex.split(self.decoder_args)), 1)
 
     def gateway(self, encoders: Sequence[str], decoders: Sequence[str]) -> Spec:
         """The gateway, in front of these addresses."""

@@ -81,17 +81,28 @@ def up(
 
 
 @app.command
-def demo(*, encoders: int = 2, verbose: bool = False) -> int:
+def demo(*, encoders: int = 2, tp_size: int = 1, pp_size: int = 1, verbose: bool = False) -> int:
     """Start everything on free ports, ask about the shipped pictures, check the answers, stop.
 
     Parameters
     ----------
     encoders
         Encoder processes.
+    tp_size
+        Tensor parallel ranks of the decoder.
+    pp_size
+        Pipeline stages of the decoder.
     verbose
         Show the logs of the services.
     """
-    layout = Layout(encoders=encoders, port=0, drain_s=5.0, log_level="warning")
+    layout = Layout(
+        encoders=encoders,
+        tp_size=tp_size,
+        pp_size=pp_size,
+        port=0,
+        drain_s=5.0,
+        log_level="warning",
+    )
     return asyncio.run(run_demo(layout, verbose=verbose))
 
 
