@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -45,7 +45,7 @@ def typed_errors() -> Iterator[None]:
         raise from_rpc(error) from error
 
 
-async def messages(call: _Readable[T_co]) -> AsyncIterator[T_co]:
+async def messages(call: _Readable[T_co]) -> AsyncGenerator[T_co, None]:
     """Iterates a call's responses with typed errors.
 
     A cancelled call raises `asyncio.CancelledError`, as grpc does.

@@ -43,6 +43,11 @@ def _check_peer(description: common_pb2.Description, role: str, family: str) -> 
             f"{description.contract.minor}, this is {CONTRACT.major}.{CONTRACT.minor}"
         )
     _same(description, "role", description.role, role)
+    if not description.epoch:
+        raise ContractMismatch(
+            f"{role} {description.advertised_address}: it has no epoch, so its restarts could "
+            "not be told"
+        )
     _same(description, "model family", description.family, family)
 
 

@@ -51,9 +51,22 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.migrations = Counter(
-            "chiasm_request_migrations",
-            "Requests moved to another decoder",
+            "chiasm_request_migrations", "Requests moved elsewhere", registry=self.registry
+        )
+        self.encode_moves = Counter(
+            "chiasm_encode_moves",
+            "Media, or runs of clips, encoded again, by the error that made it necessary",
+            ("code",),
             registry=self.registry,
+        )
+        self.hedges = Counter(
+            "chiasm_encode_hedges",
+            "Slow encodes sent to a second encoder, and how many it won",
+            ("event",),  # sent | won
+            registry=self.registry,
+        )
+        self.tasks = Gauge(
+            "chiasm_gateway_tasks", "Tasks on the event loop", registry=self.registry
         )
         self.media_bytes = Gauge(
             "chiasm_media_bytes", "Media held for requests in flight", registry=self.registry
@@ -100,6 +113,17 @@ class EncoderMetrics:
         )
         self.cache_bytes = Gauge(
             "chiasm_encoder_cache_bytes", "Bytes of rows held", registry=self.registry
+        )
+        self.held_bytes = Gauge(
+            "chiasm_encoder_held_bytes",
+            "Bytes of rows that an open stream is interested in; 0 at rest",
+            registry=self.registry,
+        )
+        self.open_encodes = Gauge(
+            "chiasm_encoder_open_encodes", "Encode streams", registry=self.registry
+        )
+        self.open_fetches = Gauge(
+            "chiasm_encoder_open_fetches", "Fetch streams", registry=self.registry
         )
         self.cache_queries = Counter(
             "chiasm_encoder_cache_queries", "Items looked up", registry=self.registry

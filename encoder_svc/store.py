@@ -276,7 +276,12 @@ class EmbeddingStore:
     @property
     def free_bytes(self) -> int:
         """Bytes that could be reserved now, by evicting what nobody is interested in."""
-        return self.cache_bytes - self.used_bytes + sum(e.nbytes for e in self._cold.values())
+        return self.cache_bytes - self.held_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes reserved for entries that someone is interested in. Any thread may ask."""
+        return self.used_bytes - sum(e.nbytes for e in tuple(self._cold.values()))
 
     def check(self) -> None:
         """Raises AssertionError when bytes or interest do not add up."""

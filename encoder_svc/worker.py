@@ -72,6 +72,9 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
     servicer = EncoderServicer(
         engine, config=config, description=describe(config, parts, server.port), metrics=metrics
     )
+    metrics.held_bytes.set_function(lambda: servicer.store.held_bytes)
+    metrics.open_encodes.set_function(lambda: servicer.store.num_encodes)
+    metrics.open_fetches.set_function(lambda: servicer.fetches.num_open)
     engine.start(MeteredSink(servicer.store, metrics))
     encoder_pb2_grpc.add_EncoderServicer_to_server(servicer, server.grpc)
     await server.start((SERVICE_NAME,))

@@ -147,6 +147,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         bodies=ByteBudget(config.media.max_bytes_in_flight),
     )
     gateway = Gateway(face, config)
+    loop = asyncio.get_running_loop()
+    metrics.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
     fleet.start()
     try:

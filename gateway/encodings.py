@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from chiasm.errors import ChiasmError
 from chiasm.plan import Part, Promise
 from chiasm.v1 import decoder_pb2
-from gateway.lease import Lease, Scope
+from gateway.encode_call import Scope
+from gateway.lease import Lease
 from gateway.order import Item, Order, split
 
 
@@ -21,8 +22,8 @@ class Listener(Protocol):
     def encoding_failed(self, error: ChiasmError) -> None:
         """An item cannot be had; the request fails."""
 
-    async def encoding_moved(self, redirect: decoder_pb2.Redirect) -> None:
-        """A part's rows now come from elsewhere."""
+    async def encoding_moved(self, move: decoder_pb2.GenerateRequest) -> None:
+        """A part's rows come from elsewhere, or from elsewhere too: tell the decoder."""
 
 
 class Encodings:
@@ -90,15 +91,22 @@ class Encodings:
 
     async def lease_moved(self, lease: Lease) -> None:
         """From a lease: every item that still waits for it is redirected."""
-        for index in sorted(lease.waiting):
-            await self._listener.encoding_moved(
-                decoder_pb2.Redirect(
-                    item=index,
-                    part=lease.run.part,
-                    attempt=lease.attempt,
-                    source=lease.source.to_proto(),
-                )
-            )
+        for place in self._places(lease):
+            redirect = decoder_pb2.Redirect(**place)
+            await self._listener.encoding_moved(decoder_pb2.GenerateRequest(redirect=redirect))
+
+    async def lease_hedged(self, lease: Lease) -> None:
+        """From a lease: every item that still waits for it gets a second source."""
+        for place in self._places(lease):
+            added = decoder_pb2.AddSource(**place)
+            await self._listener.encoding_moved(decoder_pb2.GenerateRequest(add_source=added))
+
+    def _places(self, lease: Lease) -> list[dict[str, Any]]:
+        part, attempt, source = lease.run.part, lease.attempt, lease.source.to_proto()
+        return [
+            {"item": index, "part": part, "attempt": attempt, "source": source}
+            for index in sorted(lease.waiting)
+        ]
 
     def _leases_of(self, item: Item) -> list[Lease]:
         shown = tuple(other for other in self._items if other.plan.digest == item.plan.digest)

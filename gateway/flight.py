@@ -21,8 +21,8 @@ from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.choices import Choices
 from gateway.clients import GenerateStream
 from gateway.discovery import Fleet
+from gateway.encode_call import Scope
 from gateway.encodings import Encodings
-from gateway.lease import Scope
 from gateway.messages import ChoiceDone, Event, JobDone, Usage
 from gateway.order import Order
 from gateway.routing import Endpoint
@@ -45,6 +45,7 @@ class Flight:
         fleet: Encoders and clients.
         timeline: Deadline and spans.
         metrics: Counts lost embeddings.
+        hedge_after_s: See `RoutingConfig`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Flight:
         fleet: Fleet,
         timeline: Timeline,
         metrics: GatewayMetrics,
+        hedge_after_s: float = 0.0,
     ) -> None:
         self.decoder_failed = False
         """Whether the error that ended the events was the decoder's and may pass elsewhere."""
@@ -68,9 +70,8 @@ class Flight:
         self._gated = not choices.begun  # hold the first event until every item was decoded
         self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
-        self._encodings = Encodings(
-            order, Scope(order.context, fleet, decoder, timeline), listener=self
-        )
+        scope = Scope(order.context, fleet, decoder, timeline, metrics, hedge_after_s)
+        self._encodings = Encodings(order, scope, listener=self)
         self._generate: GenerateStream | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -111,10 +112,10 @@ class Flight:
         """From Encodings: the request fails."""
         self._queue.put_nowait(error)
 
-    async def encoding_moved(self, redirect: decoder_pb2.Redirect) -> None:
+    async def encoding_moved(self, move: decoder_pb2.GenerateRequest) -> None:
         """From Encodings: tells the decoder where to fetch now."""
         assert self._generate is not None, "encodings are launched after the decoder is called"
-        await self._generate.send(decoder_pb2.GenerateRequest(redirect=redirect))
+        await self._generate.send(move)
 
     async def _start(self) -> None:
         order = self._order

@@ -1,16 +1,15 @@
 """One run of one medium, kept encoded somewhere until every item that shows it has landed.
 
-The open Encode stream is the lease on the encoder's rows. When it fails, or when the decoder says
-that rows were lost, the run is encoded again, elsewhere if possible, and the decoder is told.
+When an Encode fails, or the decoder says that rows were lost, the run is encoded again, elsewhere
+if possible, and the decoder is told. One that is slow may be hedged: a second encoder is asked too,
+the decoder takes the rows from whichever is ready first, and the other is let go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Protocol
 
 from chiasm.errors import (
@@ -22,14 +21,11 @@ from chiasm.errors import (
     Unavailable,
 )
 from chiasm.plan import Source
-from chiasm.v1 import common_pb2, encoder_pb2
-from gateway.clients import EncodeStream
-from gateway.clients.encoder import send_media
-from gateway.discovery import Fleet
+from chiasm.v1 import common_pb2
+from gateway.encode_call import EncodeCall, Scope
 from gateway.order import Item, Run, cause_error
 from gateway.patience import PATIENCE_S
-from gateway.routing import Charge, Endpoint
-from gateway.timeline import Timeline
+from gateway.routing import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +35,6 @@ BACK_OFF_S = 0.1  # before an encoder that failed a run is tried with it again; 
 _MOST_PAUSES = 10
 _POLL_S = 0.05
 _RECALLS = (common_pb2.CAUSE_PREEMPTED, common_pb2.CAUSE_EVICTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What all leases of one request share."""
-
-    context: common_pb2.RequestContext
-    fleet: Fleet
-    decoder: Endpoint
-    timeline: Timeline
 
 
 class Owner(Protocol):
@@ -61,7 +47,10 @@ class Owner(Protocol):
         """The run cannot be had; the request fails."""
 
     async def lease_moved(self, lease: Lease) -> None:
-        """The run's rows now come from elsewhere."""
+        """The run's rows now come from `lease.source`."""
+
+    async def lease_hedged(self, lease: Lease) -> None:
+        """The run's rows may also come from `lease.source`."""
 
 
 class Lease:
@@ -84,22 +73,20 @@ class Lease:
         self._scope = scope
         self._owner = owner
         self._router = scope.fleet.encoders
-        self._endpoint = scope.decoder  # until assigned
-        self._encode_id = secrets.token_bytes(16)
-        self._charge = Charge(None, 0)
+        self._calls: list[EncodeCall] = []  # of this attempt: one, or two when hedged
+        self._running: dict[asyncio.Task[None], EncodeCall] = {}
         self._tried: set[Endpoint] = set()
         self._failures = 0
         self._recalls = 0
         self._promised = False  # an encoder took the run in, or the decoder had rows of it
         self._pause_s = 0.0  # before it is asked for again
         self._moving = False
-        self._stream: EncodeStream | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def source(self) -> Source:
         """Where the decoder fetches this attempt's rows."""
-        return Source(self._encode_id, self._endpoint.advertised, self._endpoint.epoch)
+        return self._calls[-1].source
 
     async def assign(self) -> None:
         """Chooses an encoder; nothing is called yet. Raises Unavailable."""
@@ -115,13 +102,13 @@ class Lease:
         self.waiting.discard(index)
         if not self.waiting:
             self._settle()
-            if self._stream is not None:
-                await self._stream.half_close()
+            for call in self._calls:
+                await call.let_go()
 
     async def lost(self, index: int, attempt: int, cause: common_pb2.Cause, message: str) -> None:
         """The decoder could not get the rows: encode again, or fail the request."""
         if attempt < self.attempt:
-            return  # about an attempt that has been replaced already
+            return  # about an attempt that has been replaced already, or joined by a hedge
         error = cause_error(cause, message, param=self._item.param)
         if not error.retryable:
             self._owner.lease_failed(error)
@@ -133,7 +120,8 @@ class Lease:
         if cause in _RECALLS:  # the decoder's own doing: its encoder is as good as any
             self._recalls += 1
         else:
-            self._blame()
+            self._failures += 1
+            self._tried.update(call.endpoint for call in self._calls)
         if cause == common_pb2.CAUSE_EVICTED:  # at once, two requests would evict each other
             self._pause_s = BACK_OFF_S * min(self._recalls, _MOST_PAUSES)
         self._promised = True
@@ -142,7 +130,28 @@ class Lease:
     async def close(self) -> None:
         """Ends the Encode: interest in the rows is gone."""
         await self._cancel()
-        self._charge.release()
+        for call in self._calls:
+            call.release()
+
+    def call_accepted(self) -> None:
+        """From a call: the rows are promised now."""
+        self._promised = True
+
+    def call_ready(self, call: EncodeCall) -> None:
+        """From a call: of two, the one that is ready first is kept.
+
+        The decoder may have seen the other first and be fetching from it. No harm: its Fetch is
+        interest enough.
+        """
+        if len(self._calls) > 1:
+            self._scope.metrics.hedges.labels("won").inc(call is self._calls[-1])
+            for task, other in self._running.items():
+                if other is not call:
+                    task.cancel()
+
+    def call_whole(self) -> None:
+        """From a call: the medium can be decoded."""
+        self._settle()
 
     async def _cancel(self) -> None:
         if self._task is not None:
@@ -167,72 +176,77 @@ class Lease:
                     if not error.retryable or not self.waiting:
                         raise
                     lost = error
-                    self._blame()
+                    self._failures += 1
         except ChiasmError as error:
             if self.waiting:
                 if isinstance(error, InvalidRequest):
                     error.param = error.param or self._item.param
                 self._owner.lease_failed(error)
 
-    def _blame(self) -> None:
-        self._failures += 1
-        self._tried.add(self._endpoint)
-
     async def _encode(self) -> None:
-        """One attempt. Returns once its rows are needed no more; raises when they cannot be had."""
-        client = self._scope.fleet.encoder(self._endpoint.address)
-        self._stream = stream = client.encode(timeout_s=self._scope.timeline.remaining_s())
-        start = encoder_pb2.EncodeStart(
-            context=self._scope.context,
-            encode_id=self._encode_id,
-            plan=self._item.plan.to_proto(),
-            frames=self.run.frames.to_proto() if self.run.frames else None,
-            rows=self.run.rows.to_proto() if self.run.frames else None,
-            encoder_epoch=self._endpoint.epoch,
-            repair=self._promised,
-        )
+        """One attempt: returns once its rows are needed no more; raises when no call has them."""
+        self._start(self._calls[-1], repair=self._promised)
+        hedge_s = self._scope.hedge_after_s or None
         try:
-            await stream.send(encoder_pb2.EncodeRequest(start=start))
-            await self._read(stream)
+            while True:
+                done, _ = await asyncio.wait(
+                    self._running, timeout=hedge_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    hedge_s = None
+                    await self._hedge()
+                for task in done:
+                    if self._took_rows(task):
+                        return
         finally:
-            self._stream = None
-            self._charge.release()
-            await stream.close()
+            running, self._running = tuple(self._running), {}
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
-    async def _read(self, stream: EncodeStream) -> None:
-        rows_ready = 0
-        async for message in stream:
-            kind = message.WhichOneof("kind")
-            if kind == "accepted":
-                self._promised = True
-                if message.accepted.media_needed:
-                    await send_media(stream, self._item.data)
-            elif kind == "ready":
-                rows_ready += message.ready.rows.end - message.ready.rows.begin
-                if rows_ready >= len(self.run.rows):
-                    self._settle()
-            elif kind == "done":
-                self._charge.release()
-                self._router.succeeded(self._endpoint)
-                self._settle()
-            elif kind == "error":
-                error = message.error
-                raise cause_error(error.cause, error.message, param=self._item.param)
-        if self.waiting:
-            raise Unavailable("the encoder ended the stream before its rows had landed")
+    def _start(self, call: EncodeCall, *, repair: bool) -> None:
+        self._running[asyncio.create_task(call.run(repair=repair))] = call
+
+    def _took_rows(self, task: asyncio.Task[None]) -> bool:
+        """Whether a call that has ended was let go. Raises its error if nobody else is asked."""
+        call = self._running.pop(task)
+        if task.cancelled():  # the other one was ready first
+            return False
+        error = task.exception()
+        if error is None:
+            return True
+        if isinstance(error, ChiasmError) and error.retryable:
+            self._tried.add(call.endpoint)
+            self._report(call.endpoint, error)
+            if self._running:
+                return False
+        raise error
+
+    def _report(self, endpoint: Endpoint, error: ChiasmError) -> None:
+        """Tells the router of an encoder that is not there, or that makes no rows."""
+        if isinstance(error, EmbeddingLost):
+            self._router.doubted(endpoint)
+        elif isinstance(error, Unavailable):
+            self._router.failed(endpoint)
+
+    async def _hedge(self) -> None:
+        """Asks a second encoder, if there is one and the first has nothing ready yet."""
+        (first,) = self._calls
+        found = None if first.ready else self._pick(self._tried | {first.endpoint})
+        if found is None or not self.waiting:
+            return
+        call = self._take(found)
+        self.attempt += 1
+        self._scope.metrics.hedges.labels("sent").inc()
+        self._start(call, repair=False)
+        await self._owner.lease_hedged(self)
 
     async def _move(self, error: ChiasmError) -> None:
         """Chooses where to encode next and tells the decoder. Raises `error` when nowhere."""
         if self._failures >= MAX_ATTEMPTS or self._recalls > MAX_RECALLS:
             raise error
-        if isinstance(error, Unavailable) and not isinstance(error, EmbeddingLost):
-            self._router.failed(self._endpoint)
-        logger.info(
-            "%s: item %d is encoded again: %s",
-            self._scope.context.request_id,
-            self._item.index,
-            error.message,
-        )
+        request_id = self._scope.context.request_id
+        logger.info("%s: item %d is encoded again: %s", request_id, self._item.index, error.message)
         self._moving = True
         try:
             pause_s, self._pause_s = self._pause_s, 0.0
@@ -240,8 +254,8 @@ class Lease:
             await self._choose(error)
         finally:
             self._moving = False
-        self._encode_id = secrets.token_bytes(16)
         self.attempt += 1
+        self._scope.metrics.encode_moves.labels(error.code).inc()
         await self._owner.lease_moved(self)
 
     async def _choose(self, error: ChiasmError) -> None:
@@ -249,28 +263,35 @@ class Lease:
         back_off_s = BACK_OFF_S * 2**self._failures if self._failures else 0.0
         waited_s = 0.0
         while True:
-            if self._take(self._tried):
-                return
-            if isinstance(error, ResourceExhausted):
+            found = self._pick(self._tried)
+            if found is None and isinstance(error, ResourceExhausted):
                 raise error  # all are full: waiting here would only hide it
-            if waited_s >= back_off_s and self._take(()):
+            if found is None and waited_s >= back_off_s:
+                found = self._pick(())
+            if found is not None:
+                for call in self._calls:
+                    call.release()
+                self._calls.clear()
+                self._take(found)
                 return
             if waited_s >= min(PATIENCE_S, self._scope.timeline.remaining_s()):
                 raise error
             await asyncio.sleep(_POLL_S)
             waited_s += _POLL_S
 
-    def _take(self, exclude: Collection[Endpoint]) -> bool:
-        key, patches = self.run.key, self.run.patches
-        found = self._router.pick(
-            key, patches, fits=self._scope.decoder, tower=self._item.tower, exclude=exclude
+    def _pick(self, exclude: Collection[Endpoint]) -> Endpoint | None:
+        return self._router.pick(
+            self.run.key,
+            self.run.patches,
+            fits=self._scope.decoder,
+            tower=self._item.tower,
+            exclude=exclude,
         )
-        if found is None:
-            return False
-        self._charge.release()
-        self._charge = self._router.book(found, key, patches)
-        self._endpoint = found
-        return True
+
+    def _take(self, endpoint: Endpoint) -> EncodeCall:
+        call = EncodeCall(self.run, self._item, endpoint, self._scope, self)
+        self._calls.append(call)
+        return call
 
     def _settle(self) -> None:
         if not self.settled:

@@ -62,7 +62,7 @@ class Pipeline:
         self._planner = planner
         self._prompts = prompts
         self._processor = processor
-        self._relay = Relay(fleet, metrics)
+        self._relay = Relay(fleet, metrics, hedge_after_s=config.routing.hedge_after_s)
         self._names = config.served_model_name or (_name(config.model),)
         self._created = int(time.time())
         self.admission = Admission(

@@ -31,10 +31,14 @@ class Relay:
     Args:
         fleet: Encoders and decoders.
         metrics: Counts moves.
+        hedge_after_s: See `RoutingConfig`.
     """
 
-    def __init__(self, fleet: Fleet, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, fleet: Fleet, metrics: GatewayMetrics, *, hedge_after_s: float = 0.0
+    ) -> None:
         self._fleet = fleet
+        self._hedge_after_s = hedge_after_s
         self._metrics = metrics
 
     async def fly(
@@ -57,6 +61,7 @@ class Relay:
                 fleet=self._fleet,
                 timeline=timeline,
                 metrics=self._metrics,
+                hedge_after_s=self._hedge_after_s,
             )
             try:
                 async for event in flight.events():

@@ -52,6 +52,18 @@ class AdmissionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """How encoders are chosen."""
+
+    hedge_after_s: float = 0.0
+    """Seconds until a medium without rows goes to a second encoder too; 0 = never."""
+
+    def __post_init__(self) -> None:
+        if self.hedge_after_s < 0:
+            raise ValueError(f"--hedge-after-s must not be negative, got {self.hedge_after_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """The gateway: OpenAI REST and gRPC in, encoders and decoders out."""
 
@@ -60,14 +72,15 @@ class GatewayConfig:
     server: ServerConfig = field(default_factory=lambda: ServerConfig(port=8000))
     media: MediaConfig = field(default_factory=MediaConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     grpc_port: int = 0
     """Port of the gRPC face; 0 takes a free one."""
     discovery: str = "static"
-    """static, dns or kubernetes."""
+    """static, dns (names of headless services, looked up again and again) or kubernetes."""
     encoder_urls: tuple[str, ...] = ()
-    """Encoders, host:port."""
+    """Encoders, host:port; with dns every address behind the name."""
     decoder_urls: tuple[str, ...] = ()
-    """Decoders, host:port."""
+    """Decoders, likewise."""
     served_model_name: tuple[str, ...] = ()
     """Names requests may use; empty = the checkpoint directory's name."""
     api_key_file: str = ""

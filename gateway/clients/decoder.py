@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
 from chiasm.channel import messages, typed_errors
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
-from gateway.clients.stream import Duplex
+from gateway.clients.stream import Duplex, OpenStreams
 
 GenerateStream = Duplex[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
 
@@ -18,6 +18,7 @@ class DecoderClient:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = decoder_pb2_grpc.DecoderStub(channel)
+        self.streams = OpenStreams()
 
     async def describe(self, *, timeout_s: float) -> common_pb2.Description:
         """Who it is. Raises ChiasmError."""
@@ -27,10 +28,12 @@ class DecoderClient:
             )
         return answer
 
-    def watch_load(self, *, interval_ms: int) -> AsyncIterator[common_pb2.Load]:
+    def watch_load(self, *, interval_ms: int) -> AsyncGenerator[common_pb2.Load, None]:
         """Load until the decoder goes away."""
         return messages(self._stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
 
     def generate(self, *, timeout_s: float) -> GenerateStream:
         """A new Generate; send its start first, close it at the end."""
-        return GenerateStream(self._stub.Generate(timeout=timeout_s))
+        stream = GenerateStream(self._stub.Generate(timeout=timeout_s))
+        self.streams.add(stream)
+        return stream

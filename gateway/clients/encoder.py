@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 
 from chiasm.channel import messages, typed_errors
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from gateway.clients.stream import Duplex
+from gateway.clients.stream import Duplex, OpenStreams
 
 _CHUNK_BYTES = 1 << 20
 
@@ -20,6 +20,7 @@ class EncoderClient:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = encoder_pb2_grpc.EncoderStub(channel)
+        self.streams = OpenStreams()
 
     async def describe(self, *, timeout_s: float) -> common_pb2.Description:
         """Who it is. Raises ChiasmError."""
@@ -29,13 +30,15 @@ class EncoderClient:
             )
         return answer
 
-    def watch_load(self, *, interval_ms: int) -> AsyncIterator[common_pb2.Load]:
+    def watch_load(self, *, interval_ms: int) -> AsyncGenerator[common_pb2.Load, None]:
         """Load until the encoder goes away."""
         return messages(self._stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
 
     def encode(self, *, timeout_s: float) -> EncodeStream:
         """A new Encode; send its start first, close it at the end."""
-        return EncodeStream(self._stub.Encode(timeout=timeout_s))
+        stream = EncodeStream(self._stub.Encode(timeout=timeout_s))
+        self.streams.add(stream)
+        return stream
 
 
 async def send_media(stream: EncodeStream, data: bytes) -> None:

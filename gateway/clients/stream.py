@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 
 from chiasm.channel import close_quietly, messages
-from chiasm.errors import Cancelled, Unavailable
+from chiasm.errors import Cancelled, ChiasmError, Unavailable
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -21,7 +21,12 @@ class Duplex(Generic[Request, Response]):
     def __init__(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
         self._call = call
         self._lock = asyncio.Lock()
+        self._given_up: ChiasmError | None = None
         self.half_closed = False
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Called once the call has ended."""
+        self._call.add_done_callback(lambda _: callback())
 
     async def send(self, message: Request) -> bool:
         """Writes one message; False when the call has ended or was half-closed."""
@@ -31,6 +36,10 @@ class Duplex(Generic[Request, Response]):
             try:
                 await self._call.write(message)
             except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                return False
+            except asyncio.CancelledError:
+                if self._given_up is None or _being_cancelled():
+                    raise
                 return False
             return True
 
@@ -54,7 +63,42 @@ class Duplex(Generic[Request, Response]):
                 yield cast(Response, message)  # read() is typed too widely
         except Cancelled as error:
             raise Unavailable("the peer cancelled the call") from error
+        except asyncio.CancelledError:
+            if self._given_up is None or _being_cancelled():
+                raise
+            raise self._given_up from None
+
+    def give_up(self, error: ChiasmError) -> None:
+        """The peer does not answer any more: whoever reads gets `error`."""
+        if not self._call.done():
+            self._given_up = error
+            self._call.cancel()
 
     async def close(self) -> None:
         """Cancels the call if it still runs."""
         await close_quietly(self._call)
+
+
+class OpenStreams:
+    """The streams of one peer that have not ended."""
+
+    def __init__(self) -> None:
+        self._streams: set[Duplex[Any, Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: Duplex[Any, Any]) -> None:
+        """Counts a stream until it is over."""
+        self._streams.add(stream)
+        stream.on_end(lambda: self._streams.discard(stream))
+
+    def give_up(self, error: ChiasmError) -> None:
+        """The peer does not answer any more."""
+        for stream in tuple(self._streams):
+            stream.give_up(error)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

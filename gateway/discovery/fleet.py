@@ -1,7 +1,8 @@
 """Keeps every peer described, verified and watched, and the two routers supplied with them.
 
-A peer is used only while its WatchLoad stream is alive: the stream is the lease. When it breaks the
-peer is described again, with back-off, for ever; another epoch is another process.
+A peer is used only while its WatchLoad stream is alive: the stream is the lease. When it breaks, or
+falls silent, the peer is described again, with back-off, for ever; another epoch is another
+process. A peer that does not answer even then is given up: its open calls fail, and move.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import grpc
@@ -27,6 +29,8 @@ from gateway.routing.base import Advice
 logger = logging.getLogger(__name__)
 
 _DESCRIBE_S = 5.0
+_SILENT_S = 4.0  # without a line of load
+_RETIRED_S = 600.0  # open calls of a peer that is listed no more may go on for so long
 _LOAD_INTERVAL_MS = 500
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 3.0
@@ -59,6 +63,8 @@ class Fleet:
         self._expected = expected
         self._members: dict[Peer, _Member] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._retired: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     def start(self) -> None:
         """Begins to look for peers; returns at once."""
@@ -66,10 +72,14 @@ class Fleet:
 
     async def close(self) -> None:
         """Stops watching and closes every channel."""
+        self._closing = True
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         await asyncio.gather(*(self._drop(peer) for peer in tuple(self._members)))
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
 
     def encoder(self, address: str) -> EncoderClient:
         """The client of an encoder. Raises Unavailable when it has just gone."""
@@ -132,18 +142,24 @@ class Fleet:
         self._leave(peer)
         for child in [p for p, m in self._members.items() if m.parent == peer]:
             await self._drop(child)
-        await member.channel.close(None)
+        if self._closing or not len(member.client.streams):
+            await member.channel.close(None)
+            return
+        retired = asyncio.create_task(_retire(member))
+        self._retired.add(retired)
+        retired.add_done_callback(self._retired.discard)
 
     async def _keep(self, member: _Member) -> None:
         """Describe, verify, watch; again and again."""
         retry_s = _FIRST_RETRY_S
         while True:
+            described = False
             try:
                 description = await member.client.describe(timeout_s=_DESCRIBE_S)
                 await self._admit(member, description)
+                described = True
                 retry_s = _FIRST_RETRY_S
-                async for load in member.client.watch_load(interval_ms=_LOAD_INTERVAL_MS):
-                    self._advise(member.peer, load)
+                await self._watch_load(member)
                 # A stream that ends in peace says: describe me again, my workers have changed.
                 await asyncio.sleep(_FIRST_RETRY_S)
                 continue
@@ -151,9 +167,25 @@ class Fleet:
                 self._trouble(member, error.message)
                 if isinstance(error, ContractMismatch):
                     retry_s = _MAX_RETRY_S
-            self._leave(member.peer)
+            self._router(member.peer).lost(member.peer.address)
+            if not described:
+                what = f"{member.peer.role} {member.peer.address} does not answer"
+                member.client.streams.give_up(Unavailable(what))
             await asyncio.sleep(retry_s * random.uniform(0.8, 1.2))
             retry_s = min(_MAX_RETRY_S, retry_s * 2)
+
+    async def _watch_load(self, member: _Member) -> None:
+        """Until the stream ends in peace. Raises ChiasmError when it breaks or falls silent."""
+        async with aclosing(member.client.watch_load(interval_ms=_LOAD_INTERVAL_MS)) as loads:
+            while True:
+                try:
+                    async with asyncio.timeout(_SILENT_S):
+                        load = await anext(loads, None)
+                except TimeoutError:
+                    raise Unavailable(f"silent for {_SILENT_S:g} s") from None
+                if load is None:
+                    return
+                self._advise(member.peer, load)
 
     async def _admit(self, member: _Member, description: common_pb2.Description) -> None:
         """Verifies a description and gives the peer, or the workers behind it, to the router."""
@@ -187,6 +219,19 @@ class Fleet:
         backlog = load.pending_patches if encoder else load.waiting_tokens
         advice = Advice(backlog, load.kv_usage_ratio, load.draining)
         self._router(peer).advise(peer.address, advice)
+
+
+async def _retire(member: _Member) -> None:
+    """Closes the channel once its calls have ended: a pod leaves its name before it has drained."""
+    try:
+        async with asyncio.timeout(_RETIRED_S):
+            while len(member.client.streams):
+                await asyncio.sleep(_FIRST_RETRY_S)
+    except TimeoutError:
+        logger.warning("%s %s: cut off", member.peer.role, member.peer.address)
+    finally:
+        member.client.streams.give_up(Unavailable("the peer has gone"))
+        await member.channel.close(None)
 
 
 def _endpoint(address: str, description: common_pb2.Description) -> Endpoint:

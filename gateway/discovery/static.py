@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from chiasm.config import GatewayConfig
 from gateway.discovery.base import Discovery, Peer, PeerRole
+from gateway.discovery.dns import DnsDiscovery
 
 
 class StaticDiscovery:
@@ -28,11 +29,18 @@ def discovery_for(config: GatewayConfig) -> Discovery:
     Raises:
         ValueError: One that this build does not have, or addresses that are missing or malformed.
     """
-    if config.discovery != "static":
-        raise ValueError(f"--discovery {config.discovery} is not available; use static")
+    if config.discovery == "kubernetes":
+        raise ValueError(
+            "--discovery kubernetes is not available in this version; "
+            "use dns with the names of headless services"
+        )
     if not config.decoder_urls:
-        raise ValueError("--decoder-urls is needed with --discovery static")
-    return StaticDiscovery(encoders=config.encoder_urls, decoders=config.decoder_urls)
+        raise ValueError(f"--decoder-urls is needed with --discovery {config.discovery}")
+    encoders = tuple(_address(url) for url in config.encoder_urls)
+    decoders = tuple(_address(url) for url in config.decoder_urls)
+    if config.discovery == "dns":
+        return DnsDiscovery(encoders=encoders, decoders=decoders)
+    return StaticDiscovery(encoders=encoders, decoders=decoders)
 
 
 def _address(url: str) -> str:

@@ -16,6 +16,9 @@ from chiasm.rows import RowFormat
 FIRST_BACK_OFF_S = 0.5
 MAX_BACK_OFF_S = 30.0
 MAX_AGE_S = 5.0  # advice older than this says nothing
+MAX_DOUBTS = 3  # failures in a row that may be the request's fault, before they are the seat's
+FLAP_S = 60.0  # an endpoint that was lost again within so long is flapping
+MAX_FLAP_BACK_OFF_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Seat:
     advice: Advice = field(default_factory=lambda: Advice(0))
     advised_at: float = -MAX_AGE_S
     failures: int = 0
+    doubts: int = 0
     ejected_until: float = 0.0
 
     def load(self, now: float) -> int:
@@ -93,6 +97,7 @@ class Router(ABC):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seats: dict[str, Seat] = {}
+        self._losses: dict[str, tuple[int, float]] = {}  # by address: how often, and when last
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -100,14 +105,30 @@ class Router(ABC):
         return tuple(seat.endpoint for seat in self._seats.values())
 
     def join(self, endpoint: Endpoint) -> None:
-        """Adds an endpoint; one that came back as another process starts afresh."""
+        """Adds an endpoint; one that came back as another process starts afresh.
+
+        Back after one loss it is used at once; one that flaps waits longer each time.
+        """
         known = self._seats.get(endpoint.address)
         if known is None or known.endpoint != endpoint:
-            self._seats[endpoint.address] = Seat(endpoint)
+            seat = self._seats[endpoint.address] = Seat(endpoint)
+            losses, at = self._losses.get(endpoint.address, (0, 0.0))
+            if losses > 1 and self._clock() - at < FLAP_S:
+                back_off = min(MAX_FLAP_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (losses - 1))
+                seat.ejected_until = self._clock() + back_off
 
     def leave(self, address: str) -> None:
         """Removes an endpoint; charges on it may still be released."""
         self._seats.pop(address, None)
+
+    def lost(self, address: str) -> None:
+        """`leave`, of one that broke its lease."""
+        if address in self._seats:
+            now = self._clock()
+            self._losses = {a: x for a, x in self._losses.items() if now - x[1] < FLAP_S}
+            losses, _ = self._losses.get(address, (0, 0.0))
+            self._losses[address] = (min(losses + 1, 16), now)
+        self.leave(address)
 
     def advise(self, address: str, advice: Advice) -> None:
         """Takes in what an endpoint says of itself."""
@@ -128,10 +149,18 @@ class Router(ABC):
         seat.failures = min(seat.failures + 1, 16)
         seat.ejected_until = self._clock() + back_off
 
+    def doubted(self, endpoint: Endpoint) -> None:
+        """It answers, but made no rows: several in a row, whatever the requests, are a failure."""
+        seat = self._seats.get(endpoint.address)
+        if seat is not None and seat.endpoint == endpoint:
+            seat.doubts += 1
+            if seat.doubts >= MAX_DOUBTS:
+                self.failed(endpoint)
+
     def succeeded(self, endpoint: Endpoint) -> None:
         """Forgets failures."""
         if (seat := self._seats.get(endpoint.address)) and seat.endpoint == endpoint:
-            seat.failures = 0
+            seat.failures = seat.doubts = 0
             seat.ejected_until = 0.0
 
     def _open(self, exclude: Collection[Endpoint]) -> list[Seat]:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from chiasm.checkpoint import resolve_model
 from chiasm.config import GatewayConfig
-from chiasm.config.gateway import AdmissionConfig, MediaConfig
+from chiasm.config.gateway import AdmissionConfig, MediaConfig, RoutingConfig
 from chiasm.digest import processor_digest, tokenizer_digest
 from chiasm.fakes import FakeDecoder, FakeEncoder
 from chiasm.fakes.serving import serving
@@ -82,6 +82,11 @@ class Rig:
     encoders: list[FakeEncoder]
     decoders: list[FakeDecoder]
     servers: dict[int, Server] = field(default_factory=dict)
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of the gateway's metrics; 0 when there is none yet."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def encodes(self) -> int:
         return sum(len(encoder.encodes) for encoder in self.encoders)
@@ -111,6 +116,7 @@ class RigMaker:
         model_len: int = 4096,
         media: MediaConfig | None = None,
         admission: AdmissionConfig | None = None,
+        routing: RoutingConfig | None = None,
     ) -> Rig:
         es = [FakeEncoder() for _ in range(encoders)] if isinstance(encoders, int) else encoders
         ds = [FakeDecoder() for _ in range(decoders)] if isinstance(decoders, int) else decoders
@@ -125,6 +131,7 @@ class RigMaker:
             model="demo",
             media=media or MediaConfig(),
             admission=admission or AdmissionConfig(),
+            routing=routing or RoutingConfig(),
         )
         discovery = StaticDiscovery(
             encoders=tuple(servers[id(e)].address for e in es),
@@ -135,6 +142,7 @@ class RigMaker:
         fleet.start()
         self._stack.push_async_callback(intake.close)
         self._stack.push_async_callback(fleet.close)
+        metrics = GatewayMetrics()
         pipeline = Pipeline(
             config,
             fleet=fleet,
@@ -142,9 +150,9 @@ class RigMaker:
             planner=planner_for(MODEL_DIR),
             prompts=self._prompts,
             processor=EXPECTED.processor,
-            metrics=GatewayMetrics(),
+            metrics=metrics,
         )
-        rig = Rig(pipeline, fleet, list(es), list(ds), servers)
+        rig = Rig(pipeline, fleet, list(es), list(ds), servers, metrics)
         async with asyncio.timeout(5):
             while len(fleet.encoders.endpoints) < len(es) or len(fleet.decoders.endpoints) < len(
                 ds

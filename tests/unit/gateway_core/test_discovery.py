@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from chiasm.fakes import FakeDecoder, FakeEncoder
 from chiasm.fakes.serving import serving
 from chiasm.rows import RowFormat
 from chiasm.v1 import common_pb2
-from gateway.discovery import Fleet, StaticDiscovery, discovery_for
+from gateway.discovery import DnsDiscovery, Fleet, StaticDiscovery, discovery_for
 from gateway.messages import JobDone
 from tests.unit.gateway_core.conftest import EXPECTED, RigMaker, chat, collect, picture, png
 
@@ -155,9 +156,11 @@ async def test_unreachable_peers_are_tried_for_ever() -> None:
 
 def test_settings() -> None:
     config = GatewayConfig(model="demo", decoder_urls=("127.0.0.1:1",))
-    assert discovery_for(config)
+    assert isinstance(discovery_for(config), StaticDiscovery)
+    assert isinstance(discovery_for(dataclasses.replace(config, discovery="dns")), DnsDiscovery)
     for changes in (
-        {"discovery": "dns"},
+        {"discovery": "dns", "decoder_urls": ()},
+        {"discovery": "dns", "encoder_urls": ("nameonly",)},
         {"discovery": "kubernetes"},
         {"decoder_urls": ()},
         {"decoder_urls": ("nowhere",)},

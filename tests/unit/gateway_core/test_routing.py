@@ -11,7 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from chiasm.rows import RowFormat
 from gateway.routing import Charge, DecoderRouter, EncoderRouter, Endpoint, prefix_key
-from gateway.routing.base import FIRST_BACK_OFF_S, MAX_AGE_S, Advice
+from gateway.routing.base import (
+    FIRST_BACK_OFF_S,
+    FLAP_S,
+    MAX_AGE_S,
+    MAX_DOUBTS,
+    MAX_FLAP_BACK_OFF_S,
+    Advice,
+)
 from gateway.routing.encoders import RUN_PATCHES
 
 ROWS = RowFormat(8, 1, "float32")
@@ -221,3 +228,40 @@ class Routing(RuleBasedStateMachine):
 
 TestRouting = Routing.TestCase
 TestRouting.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_loss_is_forgiven_and_flapping_is_not() -> None:
+    router, clock = encoders(1)
+
+    def bounce() -> bool:
+        router.lost("e0")
+        router.join(endpoint("e0", epoch=int(clock.now * 1000)))
+        return router.pick(digest(0), 1) is not None
+
+    assert bounce()
+    waits = []
+    for _ in range(6):
+        assert not bounce()
+        began = clock.now
+        while router.pick(digest(0), 1) is None:
+            clock.now += 0.25
+        waits.append(clock.now - began)
+    assert waits == sorted(waits) and waits[0] < 2 and max(waits) <= MAX_FLAP_BACK_OFF_S
+    clock.now += FLAP_S
+    assert bounce()
+    router.check()
+
+
+def test_an_encoder_that_makes_no_rows_is_ejected_but_not_for_one_bad_picture() -> None:
+    router, clock = encoders(1)
+    (only,) = router.endpoints
+    for _ in range(MAX_DOUBTS - 1):
+        router.doubted(only)
+    assert router.pick(digest(0), 1)
+    router.succeeded(only)
+    for _ in range(MAX_DOUBTS):
+        assert router.pick(digest(0), 1)
+        router.doubted(only)
+    assert router.pick(digest(0), 1) is None
+    clock.now += FIRST_BACK_OFF_S
+    assert router.pick(digest(0), 1)
