@@ -134,7 +134,8 @@ def _sequence_in(fields: tuple[Any, ...]) -> PlannedSequence:
 
 
 def _draw_out(draw: Draw) -> tuple[Any, ...]:
-    return (_params_of(draw.params), draw.choice, draw.position, draw.prompt_ids, draw.output_ids)
+    params = _pack(_params_of(draw.params))
+    return (params, draw.choice, draw.position, draw.prompt_ids, draw.output_ids)
 
 
 def _draw_in(fields: tuple[Any, ...]) -> Draw:
@@ -143,8 +144,9 @@ def _draw_in(fields: tuple[Any, ...]) -> Draw:
 
 
 @lru_cache(maxsize=4096)
-def _params_in(values: tuple[Any, ...]) -> SamplingParams:
-    """The same settings come with every step of a request; they are checked once."""
+def _params_in(packed: bytes) -> SamplingParams:
+    """The same settings come with every step of a request; they are unpacked and checked once."""
+    values = msgpack.unpackb(packed, use_list=False)
     return SamplingParams(**dict(zip(_PARAMS, values, strict=True)))
 
 

@@ -233,7 +233,12 @@ class Simulation:
         self.blocks = BlockPool(num_blocks)
         self.prefix = PrefixIndex(self.blocks) if prefix else None
         self.scheduler = Scheduler(
-            Limits(max_running=max_running, chunk_tokens=chunk_tokens, block_size=block_size),
+            Limits(
+                max_running=max_running,
+                chunk_tokens=chunk_tokens,
+                block_size=block_size,
+                depth=depth,
+            ),
             pool=self.blocks,
             receiver=self.receiver,
             prefix=self.prefix,
