@@ -9,10 +9,10 @@ from chiasm.checkpoint import resolve_model
 from chiasm.cli.service import run_service
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
-from encoder_svc.fake_runner import FakeRunner
 from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.worker import Parts, serve_worker
+from tests.fake_runner import FakeRunner
 
 SECONDS_PER_PATCH = 300e-6
 HIDDEN_SIZE = 8

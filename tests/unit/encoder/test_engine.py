@@ -15,12 +15,12 @@ from PIL import Image
 from chiasm.errors import InvalidMedia, InvalidRequest, TooLarge
 from chiasm.plan import Cause, Span
 from encoder_svc.engine import EncoderEngine, EngineLimits
-from encoder_svc.fake_runner import FAKE_GEOMETRY, FakeRunner
 from encoder_svc.geometry import Geometry, Unit
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer
 from encoder_svc.pixels.settings import PixelSettings
 from encoder_svc.processor import Processor
 from encoder_svc.work import PreparedUnit, Preprocessor
+from tests.fake_runner import FAKE_GEOMETRY, FakeRunner
 from tests.unit.encoder.clips import HEIGHT, WIDTH, clip
 from tests.unit.encoder.plans import image_plan, job, video_plan
 
