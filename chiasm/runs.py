@@ -36,23 +36,23 @@ def unit_edges(grid: Grid) -> tuple[int, ...]:
     return tuple(grid.t * index // units for index in range(units + 1))
 
 
-def frame_runs(plan: MediaPlan, parts: int) -> tuple[FrameRun, ...]:
-    """Cuts a clip into at most `parts` runs of whole units, as even as units allow.
+def frame_runs(plan: MediaPlan, num_runs: int) -> tuple[FrameRun, ...]:
+    """Cuts a clip into at most `num_runs` runs of whole units, as even as units allow.
 
     The runs follow each other without gap; their lengths differ by at most one unit.
     A picture is one run, without frames; an item of one run may be asked for without naming it.
 
     Raises:
-        ValueError: `parts` is not positive.
+        ValueError: `num_runs` is not positive.
     """
-    if parts < 1:
-        raise ValueError(f"a clip is cut into at least 1 run, not {parts}")
+    if num_runs < 1:
+        raise ValueError(f"a clip is cut into at least 1 run, not {num_runs}")
     whole = FrameRun(Span(0, len(plan.frame_indices)), Span(0, plan.num_rows))
     if plan.modality is not Modality.VIDEO or len(plan.grids) != 1:
         return (whole,)
     grid = plan.grids[0]
     units = unit_edges(grid)
-    runs = min(parts, len(units) - 1)
+    runs = min(num_runs, len(units) - 1)
     edges = [units[(len(units) - 1) * index // runs] for index in range(runs + 1)]
     frames = len(plan.frame_indices)
     group_frames, group_rows = -(-frames // grid.t), plan.num_rows // grid.t

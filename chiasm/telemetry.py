@@ -169,7 +169,7 @@ class DecoderMetrics:
             "chiasm_embedding_lost", "Parts lost, by cause", ("cause",), registry=self.registry
         )
         self.slab_pages_held = Gauge(
-            "chiasm_slab_pages_held", "Slots of embedding rows in use", registry=self.registry
+            "chiasm_slab_pages_held", "Pages of the embedding slab in use", registry=self.registry
         )
         self.step_failures = Counter(
             "chiasm_step_failures", "Steps that raised", registry=self.registry

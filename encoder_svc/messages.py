@@ -16,7 +16,7 @@ class EncodeJob:
     """One entry to encode.
 
     Args:
-        key: Names the entry; unique among the jobs in flight (digest and frame run together).
+        key: Names the entry; unique among the jobs in flight.
         plan: The gateway's plan of the whole medium.
         frames: The run of `plan.frame_indices` to encode; None = the whole medium.
         rows: The rows of the medium that run yields; the whole medium when `frames` is None.

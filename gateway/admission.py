@@ -6,8 +6,6 @@ a slow encoder never shuts text out.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from chiasm.errors import ResourceExhausted
 from chiasm.telemetry import GatewayMetrics
 
@@ -79,11 +77,6 @@ class Ticket:
     def __enter__(self) -> Ticket:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._admission.count(requests=-1, with_media=-int(self._media), media_bytes=-self._bytes)
         self._bytes = 0

@@ -46,7 +46,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Pages of KV and slots of embedding rows."""
+    """Pages of K and V, and pages of the slab that embedding rows land in."""
 
     block_size: int = 16
     """Tokens of one KV page."""
@@ -59,7 +59,7 @@ class MemoryConfig:
     slab_bytes: int = 268435456
     """Bytes of the slab that embedding rows land in."""
     slab_page_rows: int = 64
-    """Rows of one slot of the slab."""
+    """Rows of one page of the slab."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.slab_page_rows < 1 or self.slab_bytes < 1:

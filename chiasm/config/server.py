@@ -16,7 +16,7 @@ class ServerConfig:
     advertise_host: str = ""
     """Host peers should dial; empty = `host`. Never a virtual IP."""
     metrics_port: int = -1
-    """Port of Prometheus metrics and /health for gRPC services; -1 = off, 0 = a free one."""
+    """Port of Prometheus metrics, which asks for no key; -1 = off, 0 = a free one."""
     drain_s: float = 30.0
     """Seconds to finish work after SIGTERM before it is cancelled."""
     log_level: str = "info"

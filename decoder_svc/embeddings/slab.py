@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from multiprocessing import shared_memory
-from types import TracebackType
 
 
 class Slab:
@@ -65,10 +64,5 @@ class Slab:
     def __enter__(self) -> Slab:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
