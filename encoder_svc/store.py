@@ -137,8 +137,11 @@ class EmbeddingStore:
         self._cancel_job = cancel_job
         self._next_key = 0
         self._entries: dict[tuple[bytes, Span | None], Entry] = {}  # all but failed ones
-        self._jobs: dict[bytes, Entry] = {}  # by key: entries the engine works on
+        # By key. What is asked often looks at these, never at all entries: the cache holds many.
+        self._filling: dict[bytes, Entry] = {}  # whose medium is coming in
+        self._jobs: dict[bytes, Entry] = {}  # that the engine works on
         self._cold: OrderedDict[bytes, Entry] = OrderedDict()  # no interest; oldest first
+        self._cold_bytes = 0
         self._failed: dict[bytes, Entry] = {}  # until their last stream has gone
         self._encodes: dict[bytes, Entry] = {}  # by encode id: open Encode streams
         self._ended: OrderedDict[bytes, None] = OrderedDict()
@@ -164,12 +167,13 @@ class EmbeddingStore:
         cached = entry is not None
         if entry is None:
             entry = self._create(opening, pending_patches)
-            self._entries[name] = entry
+            self._entries[name] = self._filling[entry.key] = entry
         elif (entry.opening.plan, entry.rows) != (opening.plan, opening.rows):
             raise InvalidRequest("the same digest came with another plan")
         self._encodes[opening.encode_id] = entry
         entry.encodes.add(opening.encode_id)
-        self._cold.pop(entry.key, None)
+        if self._cold.pop(entry.key, None):
+            self._cold_bytes -= entry.nbytes
         return Admission(entry, cached, entry.state is EntryState.FILLING)
 
     def media_complete(self, encode_id: bytes, media: bytes) -> EncodeJob | None:
@@ -178,7 +182,7 @@ class EmbeddingStore:
         if entry.state is not EntryState.FILLING:
             return None
         entry.state = EntryState.ENCODING
-        self._jobs[entry.key] = entry
+        self._jobs[entry.key] = self._filling.pop(entry.key)
         opening = entry.opening
         return EncodeJob(
             entry.key, opening.plan, opening.frames, opening.rows, media, opening.priority
@@ -259,9 +263,7 @@ class EmbeddingStore:
     @property
     def filling_patches(self) -> int:
         """Patches of media that are still coming in."""
-        return sum(
-            e.opening.patches for e in self._entries.values() if e.state is EntryState.FILLING
-        )
+        return sum(e.opening.patches for e in self._filling.values())
 
     @property
     def num_encodes(self) -> int:
@@ -281,7 +283,7 @@ class EmbeddingStore:
     @property
     def held_bytes(self) -> int:
         """Bytes reserved for entries that someone is interested in. Any thread may ask."""
-        return self.used_bytes - sum(e.nbytes for e in tuple(self._cold.values()))
+        return self.used_bytes - self._cold_bytes
 
     def check(self) -> None:
         """Raises AssertionError when bytes or interest do not add up."""
@@ -291,7 +293,9 @@ class EmbeddingStore:
             cold = entry.key in self._cold
             assert cold == (entry.interest == 0), "cold entries are those without interest"
             assert not cold or entry.state is EntryState.FINISHED, "only finished rows are cache"
+            assert (entry.key in self._filling) == (entry.state is EntryState.FILLING)
             assert (entry.key in self._jobs) == (entry.state is EntryState.ENCODING)
+        assert self._cold_bytes == sum(e.nbytes for e in self._cold.values())
         opened = {id for entry in entries for id in entry.encodes}
         assert opened == set(self._encodes), "interest differs from the open Encode streams"
         assert not self._ended.keys() & self._encodes.keys()
@@ -302,11 +306,8 @@ class EmbeddingStore:
             raise ResourceExhausted(
                 f"{pending} patches are waiting already", retry_after_s=_RETRY_AFTER_S
             )
-        media = sum(
-            e.opening.plan.media_bytes
-            for e in self._entries.values()
-            if e.state in (EntryState.FILLING, EntryState.ENCODING)
-        )
+        unfinished = (*self._filling.values(), *self._jobs.values())
+        media = sum(e.opening.plan.media_bytes for e in unfinished)
         if media and media + opening.plan.media_bytes > self._max_pending_media:
             raise ResourceExhausted(
                 f"{media} bytes of media are waiting already", retry_after_s=_RETRY_AFTER_S
@@ -327,6 +328,7 @@ class EmbeddingStore:
             )
         while self._cold and self.used_bytes + nbytes > self.cache_bytes:
             _, victim = self._cold.popitem(last=False)
+            self._cold_bytes -= victim.nbytes
             self._drop(victim)
         # The longest there go first, but first attempts before other repairs.
         for entry in sorted(idle, key=lambda e: e.opening.repair):
@@ -354,10 +356,12 @@ class EmbeddingStore:
         match entry.state:
             case EntryState.FINISHED:
                 self._cold[entry.key] = entry
+                self._cold_bytes += entry.nbytes
             case EntryState.FAILED:
                 if self._failed.pop(entry.key, None):
                     self.used_bytes -= entry.nbytes
             case EntryState.FILLING | EntryState.ENCODING:
+                self._filling.pop(entry.key, None)
                 if self._jobs.pop(entry.key, None):
                     self._cancel_job(entry.key)
                 self._drop(entry)
