@@ -26,6 +26,7 @@ DISTRIBUTION = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
+    "huggingface_hub": "huggingface-hub",
     "prometheus_client": "prometheus-client",
     "yaml": "pyyaml",
 }
