@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.engine.client import EngineClient
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.intake import Intake
+from decoder_svc.parallel.launch import rendezvous_of
+from decoder_svc.runner.node import lend_ranks
 from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
 
 logger = logging.getLogger(__name__)
@@ -33,13 +36,17 @@ _WATCH_S = 1.0
 
 
 def main(config: DecoderConfig) -> None:
-    """Serves until SIGTERM, then drains and returns.
+    """Serves until SIGTERM, then drains and returns; on further hosts, lends ranks to the first.
 
     Raises:
         ValueError: Settings or a checkpoint that cannot be served.
         ChiasmError: The port is taken, or the engine died.
     """
-    asyncio.run(_serve(config))
+    rendezvous = rendezvous_of(os.environ)
+    if rendezvous.node_rank:
+        lend_ranks(config, rendezvous)
+    else:
+        asyncio.run(_serve(config))
 
 
 async def _serve(config: DecoderConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import PlannedSequence, StepPlan
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
+from decoder_svc.parallel.launch import rendezvous_of
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.stages import check_layout
 from decoder_svc.runner.executor import Executor
@@ -90,13 +92,22 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
     """A process for every rank; this one computes nothing."""
     rows, slab_pages = _slab(config, text, choose_placement(config))
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
-    launcher = Launcher(config, text, model_dir, slab, rows.dtype)
-    executor = RanksExecutor(launcher, depth=config.parallel.pp_size)
+    executor: Executor | None = None
     try:
+        launcher = Launcher(
+            config,
+            text,
+            model_dir,
+            slab=slab,
+            row_dtype=rows.dtype,
+            rendezvous=rendezvous_of(os.environ),
+        )
+        executor = RanksExecutor(launcher, depth=config.parallel.pp_size)
         num_blocks = executor.start()
         max_model_len = _max_model_len(config, text, num_blocks)
     except BaseException:
-        executor.close()
+        if executor is not None:
+            executor.close()
         slab.close()
         raise
     return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)

@@ -15,6 +15,8 @@ class ParallelConfig:
     """Tensor parallel ranks."""
     pp_size: int = 1
     """Pipeline stages."""
+    rank_token_file: str = ""
+    """File with the secret by which ranks of other hosts are known; needed for several hosts."""
 
     def __post_init__(self) -> None:
         if self.tp_size < 1 or self.pp_size < 1:

@@ -19,6 +19,13 @@ from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Hello:
+    """From a rank on another host, once it has shown the secret: who it is."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """To a rank that has connected: join the group and load."""
 
@@ -49,50 +56,40 @@ class Failed:
     """Whether a setting or the checkpoint is at fault: trying again will not help."""
 
 
-Message = Start | StepPlan | Ready | Alive | StepResult | Failed
+Message = Hello | Start | StepPlan | Ready | Alive | StepResult | Failed
 
+_PLAN, _RESULT = b"P", b"R"
+_PLAIN = {b"H": Hello, b"S": Start, b"L": Ready, b"A": Alive, b"F": Failed}
+_TAGS = {kind: tag for tag, kind in _PLAIN.items()}
 _PARAMS = tuple(SamplingParams.__dataclass_fields__)
 _params_of = attrgetter(*_PARAMS)
 
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    match message:
-        case StepPlan():
-            sequences = [_sequence_out(sequence) for sequence in message.sequences]
-            return b"P" + _pack((message.step, sequences))
-        case StepResult():
-            return b"R" + _pack((message.step, [_sampled_out(s) for s in message.sampled]))
-        case Alive():
-            return b"A"
-        case Start():
-            return b"S" + _pack((message.group, message.num_blocks))
-        case Ready():
-            return b"L" + _pack((message.num_blocks,))
-        case Failed():
-            return b"F" + _pack((message.message, message.is_users))
+    if isinstance(message, StepPlan):
+        return _PLAN + _pack((message.step, [_sequence_out(s) for s in message.sequences]))
+    if isinstance(message, StepResult):
+        return _RESULT + _pack((message.step, [_sampled_out(s) for s in message.sampled]))
+    kind = type(message)
+    return _TAGS[kind] + _pack([getattr(message, name) for name in kind.__dataclass_fields__])
 
 
 def decode(frame: bytes) -> Message:
     """The message of a frame. Raises ValueError for what `encode` cannot have made."""
-    tag, body = frame[:1], frame[1:]
-    if tag == b"A":
-        return Alive()
-    fields = msgpack.unpackb(body, use_list=False, strict_map_key=True)
-    match tag:
-        case b"P":
+    tag = frame[:1]
+    try:
+        fields = msgpack.unpackb(frame[1:], use_list=False)
+        if tag == _PLAN:
             step, sequences = fields
             return StepPlan(step, tuple(_sequence_in(sequence) for sequence in sequences))
-        case b"R":
+        if tag == _RESULT:
             step, sampled = fields
             return StepResult(step, tuple(Sampled(*values) for values in sampled))
-        case b"S":
-            return Start(*fields)
-        case b"L":
-            return Ready(*fields)
-        case b"F":
-            return Failed(*fields)
-    raise ValueError(f"a frame with unknown tag {tag!r}")
+        message: Message = _PLAIN[tag](*fields)
+    except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"a frame that makes no sense, tag {tag!r}") from error
+    return message
 
 
 def _pack(fields: Any) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,7 @@ from decoder_svc.embeddings.slab import Slab
 from decoder_svc.parallel.launch import Rendezvous
 from decoder_svc.runner.codec import Start
 from decoder_svc.runner.group import Member, RankGroup
+from decoder_svc.runner.hub import RankHub, read_token
 from decoder_svc.runner.worker import RankTask, run_rank
 
 _PRELOADED = ["decoder_svc.runner.worker", "decoder_svc.models.qwen2_5_vl"]
@@ -41,7 +43,7 @@ def start_rank(context: ForkServerContext, task: RankTask, channel: Connection) 
 
 
 class Launcher:
-    """Starts groups of ranks on this machine.
+    """Starts groups of ranks: here, and of those that other hosts have sent.
 
     Args:
         config: Of the decoder.
@@ -49,39 +51,70 @@ class Launcher:
         model_dir: The checkpoint.
         slab: Where rows of media land; ranks of the first stage attach to it.
         row_dtype: Of these rows.
+        rendezvous: Which hosts there are; this is the first.
+
+    Raises:
+        ValueError: Stages cannot be spread over the hosts, or there is no secret to know ranks by.
+        Unavailable: The port where other hosts' ranks come in is taken.
     """
 
     def __init__(
-        self, config: DecoderConfig, text: TextConfig, model_dir: Path, slab: Slab, row_dtype: str
+        self,
+        config: DecoderConfig,
+        text: TextConfig,
+        model_dir: Path,
+        *,
+        slab: Slab,
+        row_dtype: str,
+        rendezvous: Rendezvous,
     ) -> None:
         self._context = rank_context()
         self._directory = tempfile.TemporaryDirectory(prefix="chiasm-ranks-")
-        world = config.parallel.world_size
+        parallel = config.parallel
+        local = rendezvous.local_ranks(tp_size=parallel.tp_size, pp_size=parallel.pp_size)
         self._tasks = tuple(
             RankTask(
                 rank=rank,
                 local_rank=rank,
-                num_local=world,
+                num_local=len(local),
                 config=config,
                 model_dir=model_dir,
                 text=text,
                 row_dtype=row_dtype,
                 slab_name=slab.name,
                 slab_bytes=slab.size,
-                rendezvous=Rendezvous(),
+                rendezvous=rendezvous,
                 store_path=f"{self._directory.name}/store",
             )
-            for rank in range(world)
+            for rank in local
         )
+        self._hub: RankHub | None = None
+        if rendezvous.num_nodes > 1:
+            self._hub = RankHub(
+                rendezvous,
+                read_token(parallel.rank_token_file),
+                range(len(local), parallel.world_size),
+            )
 
-    def __call__(self, start: Start) -> RankGroup:
-        """Starts every rank. Raises RanksLost when one is gone at once."""
+    def __call__(self, start: Start) -> RankGroup | None:
+        """Starts every rank of this machine, once those of other machines have come.
+
+        Raises:
+            RanksLost: One is gone at once.
+        """
+        remote: Sequence[Member] = ()
+        if self._hub is not None:
+            remote = self._hub.take()
+            if not remote:
+                return None
         members = []
         for task in self._tasks:
             ours, theirs = self._context.Pipe()
             members.append(Member(task.rank, ours, start_rank(self._context, task, theirs)))
-        return RankGroup(members, start)
+        return RankGroup([*members, *remote], start)
 
     def close(self) -> None:
         """Removes what ranks met over."""
+        if self._hub is not None:
+            self._hub.close()
         self._directory.cleanup()

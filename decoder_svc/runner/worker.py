@@ -60,6 +60,7 @@ class RankTask:
     slab_bytes: int
     rendezvous: Rendezvous
     store_path: str
+    """Beginning of the path of the file that ranks meet over, when they are of one host."""
 
     @property
     def mesh(self) -> ParallelMesh:
@@ -108,12 +109,11 @@ class Voice:
 
 
 def run_rank(task: RankTask, channel: Connection) -> None:
-    """The life of a rank's process. Never returns."""
+    """The life of a rank's process, once the engine can be reached. Never returns."""
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
     setup_logging(task.config.server.log_level)
     voice = Voice(channel)
-    voice.start_beating()
     code = 1
     try:
         _serve(task, voice)
@@ -130,6 +130,7 @@ def run_rank(task: RankTask, channel: Connection) -> None:
 def _serve(task: RankTask, voice: Voice) -> None:
     start = voice.hear()
     assert isinstance(start, Start), "the first word is Start"
+    voice.start_beating()
     runner = _load(task, start)
     voice.say(Ready(runner.num_blocks))
     while True:

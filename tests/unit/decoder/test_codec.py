@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from decoder_svc.embeddings.events import SlabRun
 from decoder_svc.engine.messages import EmbedSpan, PlannedSequence, StepPlan, StepResult
-from decoder_svc.runner.codec import Alive, Failed, Message, Ready, Start, decode, encode
+from decoder_svc.runner.codec import Alive, Failed, Hello, Message, Ready, Start, decode, encode
 from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
 
 counts = st.integers(0, 2**40)
@@ -57,6 +57,7 @@ sampled = st.builds(
 messages = st.one_of(
     st.builds(StepPlan, counts, rows_of(sequences, 4)),
     st.builds(StepResult, counts, rows_of(sampled)),
+    st.builds(Hello, counts),
     st.builds(Start, st.text(max_size=40), counts),
     st.builds(Ready, counts),
     st.builds(Alive),
@@ -71,6 +72,7 @@ def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     assert repr(arrived) == repr(message)  # 1, 1.0 and True are equal, but not the same
 
 
-def test_a_frame_nobody_sent_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown tag"):
-        decode(b"Z\x90")
+@pytest.mark.parametrize("frame", [b"", b"Z\x90", b"S\x90", b"P\x01", b"R\xc1", b"H\x91", b"Ax"])
+def test_a_frame_nobody_sent_is_refused(frame: bytes) -> None:
+    with pytest.raises(ValueError, match="makes no sense"):
+        decode(frame)
