@@ -13,6 +13,7 @@ import torch
 
 import chiasm
 from chiasm.checkpoint import resolve_model
+from chiasm.allocator import keep_freed_memory
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
@@ -59,6 +60,7 @@ def serve_worker(
         ValueError: Settings or a checkpoint that cannot be served.
         ChiasmError: The port is taken.
     """
+    keep_freed_memory()
     asyncio.run(_serve(config, load or load_parts))
 
 

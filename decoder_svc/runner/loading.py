@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
 from decoder_svc.attention.reference import ReferenceAttention
 from decoder_svc.config.from_hf import TextConfig
@@ -101,6 +102,7 @@ def build_runner(
     model: StageModel, pool: KvPool, rows: torch.Tensor, link: StageLink | None = None
 ) -> ModelRunner:
     """The runner of a rank. `rows` is the slab as [rows, hidden], or nothing behind stage 0."""
+    keep_freed_memory()
     sampler = Sampler(model.config.masked_token_ids, device=pool.keys.device)
     return ModelRunner(
         model,
