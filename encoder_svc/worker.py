@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import chiasm
-from chiasm.checkpoint import resolve_model
 from chiasm.allocator import keep_freed_memory
+from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
