@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from chiasm.telemetry import GatewayMetrics
@@ -35,10 +35,11 @@ class Face:
 
     pipeline: Pipeline
     prompts: PromptBuilder
-    keys: ApiKeys = field(default_factory=ApiKeys)
-    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
-    max_body_bytes: int = 512 << 20
-    bodies: ByteBudget = field(default_factory=lambda: ByteBudget(2 << 30))
+    keys: ApiKeys
+    metrics: GatewayMetrics
+    max_body_bytes: int
+    bodies: ByteBudget
+    """Where the bytes of all request bodies are counted."""
 
     @property
     def vocab_size(self) -> int:

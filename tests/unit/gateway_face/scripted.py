@@ -11,6 +11,8 @@ import httpx
 
 from chiasm.checkpoint import resolve_model
 from chiasm.errors import ChiasmError, ModelNotFound
+from chiasm.telemetry import GatewayMetrics
+from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.keys import ApiKeys
 from gateway.api.ports import Face
@@ -101,7 +103,14 @@ class ScriptedPipeline:
 def make_face(
     pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20
 ) -> Face:
-    return Face(pipeline=pipeline, prompts=PROMPTS, keys=keys or ApiKeys(), max_body_bytes=max_body)
+    return Face(
+        pipeline=pipeline,
+        prompts=PROMPTS,
+        keys=keys or ApiKeys(),
+        metrics=GatewayMetrics(),
+        max_body_bytes=max_body,
+        bodies=ByteBudget(2 << 30),
+    )
 
 
 def client_of(face: Face, gate: Gate | None = None) -> httpx.AsyncClient:
