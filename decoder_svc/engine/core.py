@@ -43,10 +43,10 @@ from decoder_svc.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 1.0
-_STALLED_S = 0.1
-_PATIENCE_S = 60.0
-_MOST_CRASHES = 2
+_IDLE_S = 1.0  # longest sleep while there is no request
+_STALLED_S = 0.1  # and while requests wait for rows or ranks: deadlines are looked at so often
+_PATIENCE_S = 60.0  # for lost ranks to come back before their requests are failed
+_MOST_CRASHES = 2  # losses of ranks that one request may have been in flight for
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,5 +374,6 @@ class EngineCore:
             slab_pages_free=self._receiver.num_free_pages,
             requests_seen=self._num_seen,
             available=self._executor.ready,
+            num_losses=self._executor.num_losses,
         )
         self._mailbox.send(events, commands, load)

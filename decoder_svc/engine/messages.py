@@ -19,7 +19,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 # Commands: asyncio side -> engine.
@@ -181,11 +180,6 @@ class StepPlan:
         """Requests that a failure of this step fails."""
         return tuple(dict.fromkeys(s.request_id for s in self.sequences))
 
-    @property
-    def num_draws(self) -> int:
-        """Tokens that the result holds."""
-        return sum(s.draw is not None for s in self.sequences)
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -208,3 +202,5 @@ class EngineLoad:
     """AddRequests taken from the inbox so far."""
     available: bool = True
     """Whether there are ranks to compute on."""
+    num_losses: int = 0
+    """How often ranks were lost, and every page with them."""

@@ -57,7 +57,7 @@ class DecoderLayer(nn.Module):
         return added
 
 
-class Qwen25VlStage(StageModel):
+class Qwen25VLStage(StageModel):
     """See the base class. A tied lm_head is the embedding: held by the first and the last stage."""
 
     def __init__(self, config: TextConfig, mesh: ParallelMesh) -> None:

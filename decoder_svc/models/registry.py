@@ -7,7 +7,7 @@ import importlib
 from decoder_svc.models.base import StageModel
 
 _ARCHITECTURES = {
-    "Qwen2_5_VLForConditionalGeneration": ("decoder_svc.models.qwen2_5_vl", "Qwen25VlStage"),
+    "Qwen2_5_VLForConditionalGeneration": ("decoder_svc.models.qwen2_5_vl", "Qwen25VLStage"),
 }
 
 
