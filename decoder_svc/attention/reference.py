@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from decoder_svc.attention.base import AttentionBackend, AttentionBatch
-from decoder_svc.kv_cache.pool import KvPool
+from decoder_svc.kv_cache.pool import KVPool
 
 
 class _Single:
@@ -48,7 +48,7 @@ class _Chunk:
 class ReferenceAttention(AttentionBackend):
     """Owns nothing but the plan of the current step; the pages belong to the pool."""
 
-    def __init__(self, pool: KvPool) -> None:
+    def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._device = pool.keys.device
         self._slots = torch.empty(0, dtype=torch.int64, device=self._device)

@@ -20,7 +20,7 @@ def page_bytes(
     return 2 * len(stage_layers(config, mesh)) * block_size * width * dtype.itemsize
 
 
-class KvPool:
+class KVPool:
     """K and V, each [layers, pages, page size, kv_heads, head_dim], zeroed.
 
     Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.

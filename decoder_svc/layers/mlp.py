@@ -11,7 +11,7 @@ from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 
 
-class GatedMlp(nn.Module):
+class GatedMLP(nn.Module):
     """down(silu(gate(x)) x up(x)), gate and up as one product."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, mesh: ParallelMesh) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from decoder_svc.models.weights import CheckpointReader
 
 
-class RmsNorm(nn.Module):
+class RMSNorm(nn.Module):
     """x / rms(x) x weight."""
 
     def __init__(self, size: int, eps: float) -> None:

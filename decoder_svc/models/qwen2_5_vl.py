@@ -11,8 +11,8 @@ from decoder_svc.attention.base import AttentionBackend
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.layers.attention import Attention
 from decoder_svc.layers.embedding import VocabParallelEmbedding
-from decoder_svc.layers.mlp import GatedMlp
-from decoder_svc.layers.norm import RmsNorm
+from decoder_svc.layers.mlp import GatedMLP
+from decoder_svc.layers.norm import RMSNorm
 from decoder_svc.layers.rotary import MRotary
 from decoder_svc.models.base import StageModel
 from decoder_svc.models.weights import CheckpointReader
@@ -36,10 +36,10 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: TextConfig, mesh: ParallelMesh, layer: int) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(config.hidden_size, config.rms_eps)
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_eps)
         self.attention = Attention(config, mesh, layer)
-        self.mlp_norm = RmsNorm(config.hidden_size, config.rms_eps)
-        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, mesh)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, mesh)
 
     def load(self, reader: CheckpointReader, name: str) -> None:
         """Reads this rank's part of the layer."""
@@ -68,10 +68,10 @@ class Qwen25VLStage(StageModel):
         self.rotary = MRotary(config.head_dim, config.rope_theta, config.mrope_section)
         vocabulary = (config.vocab_size, config.hidden_size, mesh)
         self.embedding = VocabParallelEmbedding(*vocabulary) if mesh.is_first_stage else None
-        self.norm: RmsNorm | None = None
+        self.norm: RMSNorm | None = None
         self.lm_head: VocabParallelEmbedding | None = None
         if mesh.is_last_stage:
-            self.norm = RmsNorm(config.hidden_size, config.rms_eps)
+            self.norm = RMSNorm(config.hidden_size, config.rms_eps)
             shared = self.embedding if config.tied else None
             self.lm_head = shared or VocabParallelEmbedding(*vocabulary)
 

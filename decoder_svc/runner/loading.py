@@ -11,7 +11,7 @@ from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
 from decoder_svc.attention.reference import ReferenceAttention
 from decoder_svc.config.from_hf import TextConfig
-from decoder_svc.kv_cache.pool import KvPool, page_bytes
+from decoder_svc.kv_cache.pool import KVPool, page_bytes
 from decoder_svc.models.base import StageModel
 from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
@@ -99,7 +99,7 @@ def count_pages(
 
 
 def build_runner(
-    model: StageModel, pool: KvPool, rows: torch.Tensor, link: StageLink | None = None
+    model: StageModel, pool: KVPool, rows: torch.Tensor, link: StageLink | None = None
 ) -> ModelRunner:
     """The runner of a rank. `rows` is the slab as [rows, hidden], or nothing behind stage 0."""
     keep_freed_memory()
@@ -116,9 +116,9 @@ def build_runner(
 
 def build_pool(
     text: TextConfig, mesh: ParallelMesh, placement: Placement, *, num_blocks: int, block_size: int
-) -> KvPool:
+) -> KVPool:
     """The rank's pages."""
-    return KvPool(
+    return KVPool(
         text,
         mesh,
         num_blocks=num_blocks,

@@ -6,7 +6,7 @@ import torch
 
 from decoder_svc.attention.base import AttentionBackend
 from decoder_svc.engine.messages import StepPlan, StepResult
-from decoder_svc.kv_cache.pool import KvPool
+from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.models.base import StageModel
 from decoder_svc.parallel.pp import StageLink
 from decoder_svc.runner.inputs import StepInputs, build_inputs
@@ -31,7 +31,7 @@ class ModelRunner:
         self,
         model: StageModel,
         *,
-        pool: KvPool,
+        pool: KVPool,
         attention: AttentionBackend,
         sampler: Sampler,
         rows: torch.Tensor,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from decoder_svc.attention.base import AttentionBatch
 from decoder_svc.attention.reference import ReferenceAttention
 from decoder_svc.config import read_text_config
-from decoder_svc.kv_cache.pool import KvPool
+from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.parallel import ParallelMesh
 from decoder_svc.runner.loading import Placement, load_stage
 
@@ -25,7 +25,7 @@ def run_stage(model_dir: Path, mesh: ParallelMesh, hidden: torch.Tensor | None) 
     """One prompt through one rank: hidden states, or logits of every token on the last stage."""
     text = read_text_config(model_dir)
     model = load_stage(model_dir, text, mesh, CPU)
-    pool = KvPool(
+    pool = KVPool(
         text, mesh, num_blocks=4, block_size=4, dtype=torch.float32, device=torch.device("cpu")
     )
     attention = ReferenceAttention(pool)

@@ -39,7 +39,7 @@ from decoder_svc.engine.messages import (
     Tokens,
 )
 from decoder_svc.kv_cache.block_pool import BlockPool
-from decoder_svc.kv_cache.pool import KvPool
+from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.models.base import StageModel
 from decoder_svc.models.mrope import prompt_positions
@@ -172,7 +172,7 @@ class Rig:
         self.text, model = loaded(model_dir)
         slab = torch.zeros(page_rows * slab_pages, self.text.hidden_size)
         self.encoder = EncoderAtHand(slab, segment_rows=segment_rows)
-        pool = KvPool(
+        pool = KVPool(
             self.text,
             ParallelMesh(),
             num_blocks=num_blocks,

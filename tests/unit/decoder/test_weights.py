@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from decoder_svc.config import from_hf, read_text_config
 from decoder_svc.layers.embedding import VocabParallelEmbedding
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
-from decoder_svc.layers.mlp import GatedMlp
+from decoder_svc.layers.mlp import GatedMLP
 from decoder_svc.models import weights
 from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
@@ -185,7 +185,7 @@ def test_a_mesh_splits_layers_heads_and_replicates_scarce_kv_heads() -> None:
     with pytest.raises(ValueError, match="2 layers cannot fill 4"):
         ParallelMesh(pp_size=4).layers(2)
     with pytest.raises(ValueError, match="intermediate_size"):
-        GatedMlp(64, 130, meshes[0])
+        GatedMLP(64, 130, meshes[0])
 
 
 def test_configs_of_both_dialects_say_the_same() -> None:
