@@ -12,6 +12,8 @@ from typing import cast
 
 from chiasm.v1 import common_pb2, decoder_pb2
 
+_MOST_MEMBERS = 1 << 32  # rows and frames are counted in 32 bits
+
 
 class Modality(StrEnum):
     """What kind of medium a part of a message is."""
@@ -66,9 +68,11 @@ class Span:
 
     @classmethod
     def from_proto(cls, message: common_pb2.Range) -> Span:
-        """Raises ValueError when the range runs backwards."""
+        """Raises ValueError when the range runs backwards or has more than 2^32 members."""
         if message.end < message.begin:
             raise ValueError(f"range runs backwards: [{message.begin}, {message.end})")
+        if message.end - message.begin > _MOST_MEMBERS:
+            raise ValueError(f"impossible range: [{message.begin}, {message.end})")
         return cls(message.begin, message.end)
 
 

@@ -1,6 +1,7 @@
 """A gRPC server with health, reflection, limits and an orderly end. All three services use it.
 
 Life: bind -> not serving -> ready(True) -> SIGTERM -> not serving -> drain -> stop.
+Health under the name `live` is for whoever restarts processes: who loads or drains is alive.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # its own limit, else a minute, comes first
     ("grpc.so_reuseport", 0),
 )
+
+
+LIVE = "live"
 
 
 class Server:
@@ -78,6 +83,7 @@ class Server:
             (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
         )
         await self.ready(False)
+        await self.live(True)
         await self.grpc.start()
 
     async def ready(self, ready: bool) -> None:
@@ -85,6 +91,11 @@ class Server:
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in self._names:
             await self._health.set(name, status.SERVING if ready else status.NOT_SERVING)
+
+    async def live(self, live: bool) -> None:
+        """Sets health of `live`: false only for what a new process heals and waiting does not."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        await self._health.set(LIVE, status.SERVING if live else status.NOT_SERVING)
 
     async def stop(self) -> None:
         """Not ready, then drain, then cancel what is left."""
