@@ -85,7 +85,10 @@ class EncoderMetrics:
             registry=self.registry,
         )
         self.queue_wait = Histogram(
-            "chiasm_encoder_queue_wait_seconds", "Waiting", buckets=_LATENCY, registry=self.registry
+            "chiasm_encoder_queue_wait_seconds",
+            "Waiting to be preprocessed, and for the tower",
+            buckets=_LATENCY,
+            registry=self.registry,
         )
         self.preprocess = Histogram(
             "chiasm_encoder_preprocess_seconds",
@@ -163,7 +166,7 @@ class DecoderMetrics:
             "chiasm_generation_tokens", "Tokens sampled", registry=self.registry
         )
         self.preemptions = Counter(
-            "chiasm_preemptions", "Requests put back for want of pages", registry=self.registry
+            "chiasm_preemptions", "Requests preempted because pages ran out", registry=self.registry
         )
         self.embedding_lost = Counter(
             "chiasm_embedding_lost", "Parts lost, by cause", ("cause",), registry=self.registry

@@ -1,4 +1,4 @@
-"""Every Fetch stream of this process: which may be, which wait for their Encode, what is fenced."""
+"""The Fetch streams of this process: which may open, which wait for an Encode, which are fenced."""
 
 from __future__ import annotations
 

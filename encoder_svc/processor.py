@@ -1,8 +1,8 @@
 """Bytes and a plan to patches: obeys the plan, derives nothing. Runs in pool threads.
 
-A clip whose data holds less than planned is filled up: the last good frame is repeated, also one of
-before the run, and the first good one where none came before; up to a quarter of the run, beyond
-that the clip is refused.
+A planned frame that cannot be decoded is replaced by the last good frame before it, which may lie
+before the run, or by the first good one after it when there is none before. A clip is refused when
+more than a quarter of a run's frames would be replaced.
 """
 
 from __future__ import annotations

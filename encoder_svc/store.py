@@ -4,8 +4,8 @@ Policy only: no tensors, no sockets, no clock. The rules:
 
 - Interest in an entry = its open Encode streams + its open Fetch streams. An unfinished entry
   without interest is cancelled; a finished one becomes cache, evicted when space is needed.
-- Space for all of an entry's rows is reserved when it is admitted, from the plan. Whoever does not
-  fit is refused at once: nobody ever waits here for space while holding some.
+- Space for all of an entry's rows is reserved when it is admitted, from the plan. What does not fit
+  is refused at once: nobody ever waits here for space while holding some.
 - A repair (rows promised to a running request and lost) may displace entries *with* interest that
   are finished and have no grant open: EVICTED, the oldest first. So an encoder full of rows that
   wait for a decoder cannot keep out the rows that decoder waits for (docs/adr/0002).

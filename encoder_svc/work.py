@@ -1,5 +1,5 @@
 """What crosses the seams inside the encoder: prepared units on their way into a forward, and the
-protocols of the two who make them and eat them. No torch.
+protocols of what makes them (`Preprocessor`) and what runs them (`Runner`). No torch.
 """
 
 from __future__ import annotations

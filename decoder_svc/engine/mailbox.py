@@ -1,4 +1,4 @@
-"""Between the engine's thread and everybody else: items come in, in order; its words go out."""
+"""Between the engine's thread and all others: commands and transfers in, events and load out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = Command | FetchEvent
 
 
 class Outbox(Protocol):
-    """Takes the engine's words away. Called from the engine's thread; must not block."""
+    """Takes in what the engine has to say. Called from the engine's thread; must not block."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class Mailbox:
     """Any thread puts, the engine's thread drains and sends.
 
     Args:
-        outbox: Where the engine's words go.
+        outbox: Gets what the engine has to say.
     """
 
     def __init__(self, outbox: Outbox) -> None:

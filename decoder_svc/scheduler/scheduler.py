@@ -117,8 +117,8 @@ class Scheduler:
     def demands(self) -> list[Demand]:
         """Rows that running sequences want soon, the first to be served first.
 
-        Who wants rows only later is listed too, with none, to keep its place. Who is not in the
-        batch is not: its rows would hold slots that it cannot empty.
+        A sequence that wants rows only later is listed too, with an empty span, to keep its place.
+        One that is not in the batch is not listed: its rows would hold pages it cannot free.
         """
         ahead = self._limits.chunk_tokens * self._limits.lookahead_chunks
         found = []
