@@ -95,7 +95,7 @@ class Fleet:
 
     def readiness(self) -> Readiness:
         """Text needs a decoder; media need an encoder whose rows a decoder takes."""
-        decoders = self.decoders.endpoints
+        decoders = self.decoders.taking
         images = any(e.fits(d) for e in self.encoders.endpoints for d in decoders)
         endpoints = tuple(
             {

@@ -104,6 +104,11 @@ class Router(ABC):
         """All of them, ejected ones included."""
         return tuple(seat.endpoint for seat in self._seats.values())
 
+    @property
+    def taking(self) -> tuple[Endpoint, ...]:
+        """Those that have not said that they take no new work."""
+        return tuple(s.endpoint for s in self._seats.values() if not s.advice.draining)
+
     def join(self, endpoint: Endpoint) -> None:
         """Adds an endpoint; one that came back as another process starts afresh.
 
