@@ -116,7 +116,7 @@ async def _run(
 async def _until_over(server: Server, core: EngineCore, thread: threading.Thread) -> None:
     """Returns on a signal. Raises Internal when the engine's thread has ended by itself."""
     signalled = asyncio.create_task(until_signal())
-    healthy = True
+    healthy = alive = True
     while True:
         await asyncio.wait((signalled,), timeout=_WATCH_S)
         if signalled.done():
@@ -130,6 +130,9 @@ async def _until_over(server: Server, core: EngineCore, thread: threading.Thread
             reason = "has lost its ranks" if beating else "has stopped beating"
             logger.error("engine %s", "is well again" if healthy else reason)
             await server.ready(healthy)
+        if beating is not alive:
+            alive = beating
+            await server.live(alive)
 
 
 def describe(

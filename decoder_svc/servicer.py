@@ -60,7 +60,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         context.add_done_callback(lambda *_: stream.close())  # type: ignore[arg-type]
         listening = asyncio.create_task(self._listen(request_iterator, stream))
         try:
-            accepted = decoder_pb2.GenerateAccepted(decoder_epoch=self._description.epoch)
+            accepted = decoder_pb2.GenerateAccepted(decoder_epoch=self._epoch)
             yield decoder_pb2.GenerateResponse(accepted=accepted)
             done = False
             while not done:
@@ -87,16 +87,25 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         self, request: common_pb2.DescribeRequest, context: Context
     ) -> common_pb2.Description:
         """Who this decoder is and what it takes."""
-        return self._description
+        description = common_pb2.Description()
+        description.CopyFrom(self._description)
+        description.epoch = self._epoch
+        return description
 
     async def WatchLoad(
         self, request: common_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[common_pb2.Load]:
-        """One line per interval until the caller goes."""
+        """One line per interval until the caller goes, or this has become another decoder."""
+        losses = self._client.load.num_losses
         interval_ms = max(request.interval_ms or _DEFAULT_INTERVAL_MS, _LEAST_INTERVAL_MS)
-        while True:
+        while not (self._client.load.available and self._client.load.num_losses > losses):
             yield self._load()
             await asyncio.sleep(interval_ms / 1e3)
+
+    @property
+    def _epoch(self) -> int:
+        """One that has lost its ranks has lost its cache too: it is another decoder."""
+        return self._description.epoch + self._client.load.num_losses
 
     def _load(self) -> common_pb2.Load:
         load = self._client.load
@@ -107,5 +116,5 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
             embedding_bytes_total=self._pages * self._page_bytes,
             waiting_tokens=load.waiting_tokens,
             kv_usage_ratio=load.kv_usage_ratio,
-            draining=self._client.draining,
+            draining=self._client.draining or not load.available,
         )

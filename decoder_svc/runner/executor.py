@@ -16,6 +16,8 @@ class Executor(ABC):
 
     depth: int = 1
     """Plans that may be in flight at once: the number of pipeline stages."""
+    num_losses: int = 0
+    """How often ranks in use were lost, and all pages with them."""
 
     @property
     def ready(self) -> bool:

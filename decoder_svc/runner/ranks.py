@@ -54,7 +54,6 @@ class RanksExecutor(Executor):
     ) -> None:
         self.depth = depth
         self.num_blocks = 0
-        self.num_losses = 0
         self._launch = launch
         self._clock = clock
         self._group: RankGroup | None = None

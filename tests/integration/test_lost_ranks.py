@@ -1,0 +1,152 @@
+"""A decoder of several ranks in front of clients: one rank is killed, nobody notices but health."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from chiasm.v1 import common_pb2, decoder_pb2_grpc
+from tests.integration.stack import Service, Stack
+
+pytestmark = pytest.mark.timeout(240)
+
+QUESTION = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is in the picture?"}],
+    "temperature": 0,
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "stream": True,
+}
+FLAGS = ("--num-threads", "1", "--kv-blocks", "64", "--max-model-len", "512")
+
+
+class Family:
+    """A process and what descends from it, as /proc shows them."""
+
+    def __init__(self, root: int) -> None:
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+                parents[int(entry.name)] = int(fields[1])
+        self.children = [pid for pid, parent in parents.items() if parent == root]
+        self.ranks = sorted(pid for pid, parent in parents.items() if parent in self.children)
+
+    @property
+    def gone(self) -> bool:
+        return all(_stat(pid) is None for pid in (*self.children, *self.ranks))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """State, parent, ...; None when there is no such process or it is only waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    running = Stack("demo")
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def serve(stack: Stack, decoder: Service) -> str:
+    encoder = stack.start("encoder_svc")
+    urls = ("--encoder-urls", encoder.wait_ready().address)
+    urls += ("--decoder-urls", decoder.wait_ready().address)
+    return f"http://{stack.start('gateway', *urls).wait_ready().address}"
+
+
+def answer(url: str, *, at_tenth: Callable[[], None] | None = None) -> str:
+    """The whole streamed text; something happens once its tenth piece is there."""
+    pieces: list[str] = []
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=QUESTION, timeout=90) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                pieces.append(choice["delta"].get("content") or "")
+            if len(pieces) == 10 and at_tenth is not None:
+                at_tenth()
+    return "".join(pieces)
+
+
+def epoch(decoder: Service) -> int:
+    with grpc.insecure_channel(decoder.address) as channel:
+        stub = decoder_pb2_grpc.DecoderStub(channel)
+        return int(stub.Describe(common_pb2.DescribeRequest(), timeout=5).epoch)
+
+
+def is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/ready", timeout=10).status_code == 200
+
+
+def test_a_killed_rank_is_a_pause_to_clients_and_unready_to_the_cluster(stack: Stack) -> None:
+    decoder = stack.start("decoder_svc", "--pp-size", "2", *FLAGS)
+    url = serve(stack, decoder)
+    expected, before = answer(url), epoch(decoder)
+    family = Family(decoder.process.pid)
+    assert len(family.ranks) == 2
+
+    def kill() -> None:
+        os.kill(family.ranks[1], signal.SIGKILL)
+        wait_for(lambda: not is_ready(url))
+
+    assert answer(url, at_tenth=kill) == expected
+    wait_for(lambda: is_ready(url))
+    assert epoch(decoder) > before
+    assert answer(url) == expected
+
+    family = Family(decoder.process.pid)
+    assert len(family.ranks) == 2
+    decoder.kill()
+    wait_for(lambda: family.gone, 10.0)  # nobody is left behind, however it ended
+
+
+def test_ranks_of_another_host_serve_and_come_back(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret of some length")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(unused_tcp_port))
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    flags = ("--pp-size", "2", *FLAGS, "--rank-token-file", str(token))
+    monkeypatch.setenv("NODE_RANK", "1")
+    node = stack.start("decoder_svc", *flags)
+    monkeypatch.setenv("NODE_RANK", "0")
+    decoder = stack.start("decoder_svc", *flags)
+    url = serve(stack, decoder)
+    expected = answer(url)
+    ranks = Family(node.process.pid).ranks
+    assert len(ranks) == 1 and len(Family(decoder.process.pid).ranks) == 1
+    assert answer(url, at_tenth=lambda: os.kill(ranks[0], signal.SIGKILL)) == expected
+    family = Family(node.process.pid)
+    assert len(family.ranks) == 1 and family.ranks != ranks
+    codes = stack.stop()
+    assert set(codes.values()) == {0}, codes
+    assert family.gone
