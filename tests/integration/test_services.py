@@ -25,7 +25,7 @@ def test_health_and_reflection_on_all_three(stack: Stack) -> None:
         with grpc.insecure_channel(service.grpc or service.address) as channel:
             name = SERVICES[service.name]
             health = health_pb2_grpc.HealthStub(channel)
-            for asked in (name, ""):
+            for asked in (name, "", "live"):
                 answer = health.Check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             database = ProtoReflectionDescriptorDatabase(channel)

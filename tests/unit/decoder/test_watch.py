@@ -19,9 +19,13 @@ from decoder_svc import app
 class FakeServer:
     def __init__(self) -> None:
         self.states: list[bool] = []
+        self.lives: list[bool] = []
 
     async def ready(self, ready: bool) -> None:
         self.states.append(ready)
+
+    async def live(self, live: bool) -> None:
+        self.lives.append(live)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +62,7 @@ async def test_a_hanging_engine_is_not_ready_until_it_beats_again() -> None:
         core.available = False  # its ranks are being started again
         await asyncio.sleep(0.1)
         assert server.states == [False, True, False]
+        assert server.lives == [False, True], "ranks that load are no reason to be killed"
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(watching, 2)
     finally:
