@@ -23,8 +23,8 @@ from chiasm.telemetry import GatewayMetrics, serve_metrics
 from chiasm.v1 import gateway_pb2_grpc
 from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
+from gateway.api.face import Face
 from gateway.api.keys import ApiKeys
-from gateway.api.ports import Face
 from gateway.api.protocol import BoundedProtocol
 from gateway.api.rest import build_app
 from gateway.api.servicer import GatewayServicer, KeyInterceptor

@@ -16,10 +16,10 @@ from starlette.responses import PlainTextResponse, Response
 from chiasm.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.api.answer import face_of
 from gateway.api.body import read_body
+from gateway.api.face import Face
 from gateway.api.jobs import chat_messages
 from gateway.api.openai_schema import DetokenizeBody, TokenizeBody
 from gateway.api.openapi import docs_page, takes
-from gateway.api.ports import Face
 from gateway.messages import MediaPart, ServedModel
 
 router = APIRouter()

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from chiasm.errors import Internal
 from gateway.api.disconnect import cancelled_when_gone
+from gateway.api.face import Face
 from gateway.api.jobs import Caller
 from gateway.api.observe import observed
-from gateway.api.ports import Face
 from gateway.api.sse import EventStream, chunks
 from gateway.api.wire import Choice, Wire
 from gateway.messages import ChoiceDone, Delta, Event, Job, JobDone, Timings, Usage

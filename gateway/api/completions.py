@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from gateway.api.answer import caller_of, face_of, run_all, stream, whole
 from gateway.api.body import read_body
+from gateway.api.face import Face
 from gateway.api.jobs import raw_jobs
 from gateway.api.openai_schema import CompletionBody
 from gateway.api.openapi import takes
-from gateway.api.ports import Face
 from gateway.api.wire import Reply, TextWire
 from gateway.messages import RawJob
 

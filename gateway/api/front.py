@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chiasm.errors import ChiasmError, Internal
 from gateway.api.drain import Gate
 from gateway.api.errors import error_response
-from gateway.api.ports import Face
+from gateway.api.face import Face
 from gateway.api.sse import EVENT_STREAM, error_frames
 
 logger = logging.getLogger(__name__)

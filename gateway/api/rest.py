@@ -10,9 +10,9 @@ import chiasm
 from gateway.api import admin, chat, completions
 from gateway.api.drain import Gate
 from gateway.api.errors import on_http_error
+from gateway.api.face import Face
 from gateway.api.front import Front
 from gateway.api.openapi import describe
-from gateway.api.ports import Face
 
 
 def build_app(face: Face, gate: Gate) -> FastAPI:

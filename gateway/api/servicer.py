@@ -23,11 +23,11 @@ from chiasm.plan import Modality
 from chiasm.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway.api.drain import Gate
 from gateway.api.errors import from_validation
+from gateway.api.face import Face
 from gateway.api.front import request_id_of
 from gateway.api.jobs import Caller, chat_job
 from gateway.api.observe import observed
 from gateway.api.openai_schema import ChatBody
-from gateway.api.ports import Face
 from gateway.messages import (
     ChatJob,
     ChoiceDone,

@@ -14,8 +14,8 @@ from chiasm.errors import ChiasmError, ModelNotFound
 from chiasm.telemetry import GatewayMetrics
 from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
+from gateway.api.face import Face
 from gateway.api.keys import ApiKeys
-from gateway.api.ports import Face
 from gateway.api.rest import build_app
 from gateway.messages import (
     ChoiceDone,
