@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from chiasm.config import ServerConfig
 from chiasm.errors import Unavailable
 from chiasm.interceptors import ErrorInterceptor
+from chiasm.v1 import common_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,12 @@ def advertised_address(config: ServerConfig, port: int) -> str:
     if host in ("0.0.0.0", "::"):
         host = socket.gethostbyname(socket.gethostname())
     return f"{host}:{port}"
+
+
+def load_interval_s(request: common_pb2.WatchLoadRequest) -> float:
+    """The pause between two lines of WatchLoad, kept within what a service bears."""
+    asked_ms: int = request.interval_ms or 500
+    return min(max(asked_ms, 100), 10_000) / 1000
 
 
 async def until_signal(on_first: Callable[[], None] | None = None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from chiasm.errors import ChiasmError, InvalidRequest
+from chiasm.server import load_interval_s
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
 from decoder_svc.engine.client import EngineClient, EventStream
 from decoder_svc.engine.messages import AbortRequest, RequestFailed
@@ -15,9 +16,6 @@ from decoder_svc.intake import Intake
 from decoder_svc.wire import to_command, to_response
 
 SERVICE_NAME = "chiasm.v1.Decoder"
-
-_DEFAULT_INTERVAL_MS = 500
-_LEAST_INTERVAL_MS = 50
 
 Context = grpc.aio.ServicerContext[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
 
@@ -97,10 +95,9 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
     ) -> AsyncIterator[common_pb2.Load]:
         """One line per interval until the caller goes, or this has become another decoder."""
         losses = self._client.load.num_losses
-        interval_ms = max(request.interval_ms or _DEFAULT_INTERVAL_MS, _LEAST_INTERVAL_MS)
         while not (self._client.load.available and self._client.load.num_losses > losses):
             yield self._load()
-            await asyncio.sleep(interval_ms / 1e3)
+            await asyncio.sleep(load_interval_s(request))
 
     @property
     def _epoch(self) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 
 from chiasm.errors import MethodNotAllowed
+from chiasm.server import load_interval_s
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.roster import Roster
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_LOAD_INTERVAL_MS = (100, 10_000)
 _ELSEWHERE = "this port only lists the workers that Describe names: call one of them"
 
 
@@ -33,8 +33,7 @@ class ReplicaServicer(encoder_pb2_grpc.EncoderServicer):
         self, request: common_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[common_pb2.Load]:
         """The workers' loads together; ends when one joins or leaves: time to Describe again."""
-        low, high = _LOAD_INTERVAL_MS
-        interval_s = min(max(request.interval_ms, low), high) / 1000
+        interval_s = load_interval_s(request)
         version = self._roster.version
         self._roster.describe()  # raises when there is nobody to watch
         yield self._roster.load()

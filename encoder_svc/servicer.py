@@ -13,6 +13,7 @@ from chiasm.config import EncoderConfig
 from chiasm.errors import EmbeddingLost, InvalidRequest, TooLarge, Unavailable
 from chiasm.plan import MediaPlan, Span
 from chiasm.rows import RowFormat
+from chiasm.server import load_interval_s
 from chiasm.telemetry import EncoderMetrics
 from chiasm.transport.base import STREAM, OpenSender
 from chiasm.transport.grpc import StreamSender
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 _MAX_AGENT_METADATA = 64 << 10
 _MEDIA_IN_FLIGHT = 4  # of the largest size, held at once
-_LOAD_INTERVAL_MS = (100, 10_000)
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
@@ -150,11 +150,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
     async def WatchLoad(
         self, request: common_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[common_pb2.Load]:
-        """The load at once, then every interval (100 ms to 10 s)."""
-        low, high = _LOAD_INTERVAL_MS
+        """The load at once, then every interval."""
         while True:
             yield self.load()
-            await asyncio.sleep(min(max(request.interval_ms, low), high) / 1000)
+            await asyncio.sleep(load_interval_s(request))
 
     def load(self) -> common_pb2.Load:
         """Advice for routing."""
