@@ -73,7 +73,8 @@ class RanksExecutor(Executor):
             Unavailable: A rank died.
         """
         while not self.ready:
-            self.poll()
+            if self._group is None:
+                self._begin()
             if self._group is None:
                 time.sleep(_GLANCE_S)
                 continue
@@ -84,6 +85,7 @@ class RanksExecutor(Executor):
                 if fault:
                     raise ValueError(fault) from None
                 raise Unavailable(f"the ranks did not start: {loss}") from None
+            self._note_ready()
         return self.num_blocks
 
     @property
@@ -105,10 +107,7 @@ class RanksExecutor(Executor):
             self._group.listen(0)
         except RanksLost as loss:
             self._lose(loss)
-        if self._ready_since is None and self._group is not None and self._group.ready:
-            self._ready_since = self._clock()
-            self.num_blocks = self._group.num_blocks
-            logger.info("all ranks are ready, %d pages of K and V each", self.num_blocks)
+        self._note_ready()
 
     def submit(self, plan: StepPlan) -> None:
         """See the base class."""
@@ -144,6 +143,12 @@ class RanksExecutor(Executor):
         if self._group is not None:
             self._group.end()
         self._group = self._ready_since = None
+
+    def _note_ready(self) -> None:
+        if self._ready_since is None and self._group is not None and self._group.ready:
+            self._ready_since = self._clock()
+            self.num_blocks = self._group.num_blocks
+            logger.info("all ranks are ready, %d pages of K and V each", self.num_blocks)
 
     def _begin(self) -> None:
         if self._clock() < self._retry_at:
