@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 60.0
 _WATCH_S = 1.0
+_POLL_S = 0.05
+_LAST_STREAMS_S = 0.5  # for what is left after the drain: WatchLoad streams, which never end
 
 
 def main(config: DecoderConfig) -> None:
@@ -50,7 +52,7 @@ def main(config: DecoderConfig) -> None:
 
 
 async def _serve(config: DecoderConfig) -> None:
-    server = Server(config.server.host, config.server.port, drain_s=config.server.drain_s)
+    server = Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S)
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)
     parts = await asyncio.to_thread(load_parts, config, text, model_dir)
@@ -107,6 +109,8 @@ async def _run(
         await _until_over(server, core, thread)
     finally:
         client.draining = True
+        await server.ready(False)
+        await _drain(client, thread, config.server.drain_s)
         await server.stop()
         core.stop()
         await asyncio.to_thread(thread.join)
@@ -133,6 +137,15 @@ async def _until_over(server: Server, core: EngineCore, thread: threading.Thread
         if beating is not alive:
             alive = beating
             await server.live(alive)
+
+
+async def _drain(client: EngineClient, engine: threading.Thread, drain_s: float) -> None:
+    """Waits until no request is open, the time is up, or nobody is there to finish any."""
+    deadline = time.monotonic() + drain_s
+    while client.num_open and engine.is_alive() and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+    if client.num_open:
+        logger.warning("%d requests are cut off", client.num_open)
 
 
 def describe(

@@ -77,6 +77,11 @@ class EngineClient:
         self._num_submitted = 0
 
     @property
+    def num_open(self) -> int:
+        """Requests whose callers listen."""
+        return len(self._streams)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that are not in the batch, those in the mailbox included."""
         load = self.load
