@@ -229,10 +229,16 @@ _BY_STATUS: dict[grpc.StatusCode, type[ChiasmError]] = {
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> ChiasmError:
-    """Turns a failed rpc into the error its server raised, or into the nearest by status code."""
+    """Turns a failed rpc into the error its server raised, or into the nearest by status code.
+
+    Our servers' INTERNAL comes with its detail. Without one it is gRPC's own: a write met the end
+    of the call, whose true status grpc.aio then forgets, or the connection broke.
+    """
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     for key, value in metadata:
         if key == ERROR_METADATA_KEY and isinstance(value, bytes):
             return from_detail(common_pb2.ErrorDetail.FromString(value))
+    if error.code() is grpc.StatusCode.INTERNAL:
+        return Unavailable("the stream broke")
     cls = _BY_STATUS.get(error.code(), Internal)
     return cls(error.details() or f"peer failed with {error.code().name}")

@@ -34,10 +34,14 @@ async def decoder() -> AsyncIterator[tuple[FakeDecoder, grpc.aio.Channel]]:
         yield fake, channel
 
 
-async def encode(channel: grpc.aio.Channel, **start: object) -> grpc.aio.StreamStreamCall:
+async def encode(
+    channel: grpc.aio.Channel, *, refused: bool = False, **start: object
+) -> grpc.aio.StreamStreamCall:
     call = encoder_pb2_grpc.EncoderStub(channel).Encode()
     opening = encoder_pb2.EncodeStart(encode_id=b"e", plan=PLAN.to_proto(), **start)
     await call.write(encoder_pb2.EncodeRequest(start=opening))
+    if refused:  # a write that meets the end of the call would hide its status
+        return call
     await call.write(encoder_pb2.EncodeRequest(chunk=b"12345"))
     await call.write(encoder_pb2.EncodeRequest(chunk=b"67890"))
     return call
@@ -65,10 +69,11 @@ async def test_encode_refuses_and_fails_as_told(encoder) -> None:
     assert Cause.from_proto(got[-1].error.cause) is Cause.INVALID_MEDIA
     fake.faults = EncoderFaults(exhausted=True)
     with pytest.raises(ResourceExhausted):
-        _ = [m async for m in messages(await encode(channel))]
+        _ = [m async for m in messages(await encode(channel, refused=True))]
     fake.faults = EncoderFaults()
+    stale = fake.epoch + 1
     with pytest.raises(EmbeddingLost):
-        _ = [m async for m in messages(await encode(channel, encoder_epoch=fake.epoch + 1))]
+        _ = [m async for m in messages(await encode(channel, refused=True, encoder_epoch=stale))]
 
 
 async def test_fetch_writes_what_is_granted(encoder) -> None:
