@@ -16,6 +16,7 @@ PORT ?= 8000
 URL ?= http://127.0.0.1:$(PORT)
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -23,7 +24,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs bench verify clean
+.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs bench bench-cpu verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -65,6 +66,9 @@ docs: setup ## Generate docs/configuration.md
 bench: $(VENV)/.stamp-run ## Load a running gateway at URL and print latencies
 	@$(BIN)/chiasm bench --url $(URL)
 
+bench-cpu: setup .peer/.stamp ## Compare with `transformers serve` on this CPU; adds to bench/RESULTS.md
+	$(BIN)/python -m bench.cpu $(BENCH_ARGS)
+
 verify: lint imports type proto-tools ## Everything but the slow tests: lint, types, limits, drift
 	$(BIN)/python -m pytest tests/contract $(PYTEST_ARGS)
 
@@ -104,6 +108,12 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@echo "installing the tools of development"
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@$(PIP) install --no-deps $(call pinned,torchvision) $(call pinned,nixl-cu13)
+	@touch $@
+
+# What only `transformers serve` needs; apart, so that no other target depends on it.
+.peer/.stamp: constraints.txt
+	@$(PIP) install --no-deps --upgrade --target .peer $(call pinned,accelerate) \
+		$(call pinned,psutil)
 	@touch $@
 
 $(PROTO_VENV)/.stamp:
