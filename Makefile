@@ -24,7 +24,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs bench bench-cpu verify clean
+.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs chart bench bench-cpu verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,10 @@ proto-tools: $(PROTO_VENV)/.stamp
 docs: setup ## Generate docs/configuration.md
 	$(BIN)/python -m chiasm.cli.reference > docs/configuration.md
 
+chart: setup ## Generate the generated parts of the Helm chart, then lint, render and check it
+	$(BIN)/python -m tests.deploy.generate
+	$(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
+
 bench: $(VENV)/.stamp-run ## Load a running gateway at URL and print latencies
 	@$(BIN)/chiasm bench --url $(URL)
 
@@ -70,7 +74,7 @@ bench-cpu: setup .peer/.stamp ## Compare with `transformers serve` on this CPU; 
 	$(BIN)/python -m bench.cpu $(BENCH_ARGS)
 
 verify: lint imports type proto-tools ## Everything but the slow tests: lint, types, limits, drift
-	$(BIN)/python -m pytest tests/contract $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/contract tests/deploy $(PYTEST_ARGS)
 
 clean: ## Remove caches and build outputs; the virtual environments stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,41 @@
+{{/* Names (short: LeaderWorkerSets make longer ones of them), labels, images. `(list $ role)` is the argument of a role. */}}
+
+{{- define "chiasm.fullname" -}}
+{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $own | trunc 38 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "chiasm.name" -}}
+{{- printf "%s-%s" (include "chiasm.fullname" (index . 0)) (index . 1) -}}
+{{- end -}}
+
+{{/* What never changes in a release's life: no version here. */}}
+{{- define "chiasm.matchLabels" -}}
+app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "chiasm.labels" -}}
+{{ include "chiasm.matchLabels" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version }}
+{{- end -}}
+
+{{- define "chiasm.image" -}}
+{{- $image := (index . 0).Values.image -}}
+{{- printf "%s-%s:%s" $image.repository (index . 1) ($image.tag | default (index . 0).Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "chiasm.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "chiasm.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "chiasm.apiKeySecret" -}}
+{{- if .Values.apiKeys.digests -}}
+{{- include "chiasm.fullname" . }}-api-keys
+{{- else -}}
+{{- .Values.apiKeys.existingSecret -}}
+{{- end -}}
+{{- end -}}

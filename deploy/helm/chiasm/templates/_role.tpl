@@ -1,0 +1,107 @@
+{{/* What a role's pods are: its values over the defaults, its ranks, its settings as flags. */}}
+
+{{/* (list base over): maps are merged, anything else is replaced. sprig's merge takes false and 0 for "not given". */}}
+{{- define "chiasm.overlay" -}}
+{{- $result := deepCopy (index . 0) -}}
+{{- range $key, $value := index . 1 -}}
+{{-   $below := get $result $key -}}
+{{-   if and (kindIs "map" $value) (kindIs "map" $below) -}}
+{{-     $value = include "chiasm.overlay" (list $below $value) | fromJson -}}
+{{-   end -}}
+{{-   $_ := set $result $key $value -}}
+{{- end -}}
+{{- toJson $result -}}
+{{- end -}}
+
+{{/* The role's values, with `ranks` beside them: processes of a pod that compute, each with a GPU if there are any. */}}
+{{- define "chiasm.role" -}}
+{{- $role := include "chiasm.overlay" (list (index . 0).Values.defaults (index (index . 0).Values (index . 1))) | fromJson -}}
+{{- $ranks := 1 -}}
+{{- with $role.parallelism -}}
+{{-   $ranks = .data | default (div (mul .tensor .pipeline) (.nodes | default 1)) -}}
+{{- end -}}
+{{- $_ := set $role "ranks" $ranks -}}
+{{- if $role.gpuResource -}}
+{{-   $gpus := dict $role.gpuResource (toString $ranks) -}}
+{{-   $_ := set $role "resources" (include "chiasm.overlay" (list $role.resources (dict "limits" $gpus)) | fromJson) -}}
+{{- end -}}
+{{- toJson $role -}}
+{{- end -}}
+
+{{/* (list $ name role): the service's config tree, what the chart knows better included. */}}
+{{- define "chiasm.config" -}}
+{{- $root := index . 0 }}{{ $name := index . 1 }}{{ $role := index . 2 -}}
+{{- $server := dict "host" "0.0.0.0" "port" 50051 "advertise_host" "$(POD_IP)" "metrics_port" 9090 -}}
+{{- $own := dict "model" (include "chiasm.model" $root) "server" $server -}}
+{{- if eq $name "gateway" -}}
+{{-   $_ := set $server "port" 8000 -}}
+{{-   $_ := set $own "grpc_port" 50051 -}}
+{{-   $_ := set $own "discovery" "dns" -}}
+{{-   range $peer := list "encoder" "decoder" -}}
+{{-     $_ := set $own (printf "%s_urls" $peer) (list (printf "%s:50051" (include "chiasm.name" (list $root $peer)))) -}}
+{{-   end -}}
+{{-   if include "chiasm.apiKeySecret" $root -}}
+{{-     $_ := set $own "api_key_file" "/etc/chiasm/api-keys/digests" -}}
+{{-   end -}}
+{{- else -}}
+{{-   $_ := set $own "transport" "grpc" -}}
+{{- end -}}
+{{- if eq $name "encoder" -}}
+{{-   $_ := set $own "dp_size" $role.parallelism.data -}}
+{{- else if eq $name "decoder" -}}
+{{-   $parallel := dict "tp_size" $role.parallelism.tensor "pp_size" $role.parallelism.pipeline -}}
+{{-   if gt (int $role.parallelism.nodes) 1 -}}
+{{-     $_ := set $parallel "rank_token_file" "/etc/chiasm/ranks/token" -}}
+{{-   end -}}
+{{-   $_ := set $own "parallel" $parallel -}}
+{{- end -}}
+{{- include "chiasm.overlay" (list $role.config $own) -}}
+{{- end -}}
+
+{{/* A config tree as a list of flags: the leaves' names are unique, what is empty is left to the service. */}}
+{{- define "chiasm.flags" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "map" $value }}
+{{- include "chiasm.flags" $value }}
+{{- else if kindIs "bool" $value }}
+- --{{ ternary "" "no-" $value }}{{ $key | replace "_" "-" }}
+{{- else if kindIs "slice" $value }}
+{{- with $value }}
+- --{{ $key | replace "_" "-" }}={{ join "," . }}
+{{- end }}
+{{- else if kindIs "string" $value }}
+{{- with $value }}
+- --{{ $key | replace "_" "-" }}={{ . }}
+{{- end }}
+{{- else }}
+- --{{ $key | replace "_" "-" }}={{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* (list $ name role): what runs the pods, as autoscalers name it. */}}
+{{- define "chiasm.workload" -}}
+{{- if gt (dig "parallelism" "nodes" 1 (index . 2) | int) 1 -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+name: {{ include "chiasm.name" . }}-nodes
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+name: {{ include "chiasm.name" . }}
+{{- end -}}
+{{- end -}}
+
+{{/* (list $ name role): the pods that answer. Of a decoder over several nodes, the first of each group. */}}
+{{- define "chiasm.answering" -}}
+{{ include "chiasm.matchLabels" . }}
+{{- if gt (dig "parallelism" "nodes" 1 (index . 2) | int) 1 }}
+leaderworkerset.sigs.k8s.io/worker-index: "0"
+{{- end }}
+{{- end -}}
+
+{{/* Bytes of a Kubernetes quantity such as 512Mi. */}}
+{{- define "chiasm.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $units (regexFind "[A-Za-z]*$" (toString .))) | int64 -}}
+{{- end -}}
