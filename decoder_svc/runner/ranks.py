@@ -156,7 +156,9 @@ class RanksExecutor(Executor):
         try:
             self._group = self._launch(Start(secrets.token_hex(8), self.num_blocks))
         except RanksLost as loss:
-            self._back_off(loss)
+            self._back_off(str(loss))
+        except OSError as error:  # no more processes, memory or files, for now
+            self._back_off(f"ranks cannot be started: {error.strerror}")
 
     def _lose(self, loss: RanksLost) -> None:
         """Ends what is left of the group. Raises when it was in use; starting again is quiet."""
@@ -165,13 +167,13 @@ class RanksExecutor(Executor):
             self._failures = 0
         self._end_group()
         self._submitted.clear()
-        self._back_off(loss)
+        self._back_off(str(loss))
         if was_ready:
             self.num_losses += 1
             raise loss
 
-    def _back_off(self, loss: RanksLost) -> None:
+    def _back_off(self, reason: str) -> None:
         delay = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
         self._failures += 1
         self._retry_at = self._clock() + delay
-        logger.error("%s; all ranks are started again in %g s", loss, delay)
+        logger.error("%s; all ranks are started again in %g s", reason, delay)
