@@ -62,6 +62,7 @@ class Seat:
     failures: int = 0
     doubts: int = 0
     ejected_until: float = 0.0
+    held_off_until: float = 0.0  # it flaps: only if there is no other
 
     def load(self, now: float) -> int:
         """Work under way: ours, or what it says of all gateways' together."""
@@ -112,7 +113,7 @@ class Router(ABC):
     def join(self, endpoint: Endpoint) -> None:
         """Adds an endpoint; one that came back as another process starts afresh.
 
-        Back after one loss it is used at once; one that flaps waits longer each time.
+        Back after one loss it is used at once; one that flaps is held off longer each time.
         """
         known = self._seats.get(endpoint.address)
         if known is None or known.endpoint != endpoint:
@@ -120,7 +121,7 @@ class Router(ABC):
             losses, at = self._losses.get(endpoint.address, (0, 0.0))
             if losses > 1 and self._clock() - at < FLAP_S:
                 back_off = min(MAX_FLAP_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (losses - 1))
-                seat.ejected_until = self._clock() + back_off
+                seat.held_off_until = self._clock() + back_off
 
     def leave(self, address: str) -> None:
         """Removes an endpoint; charges on it may still be released."""
@@ -169,15 +170,16 @@ class Router(ABC):
             seat.ejected_until = 0.0
 
     def _open(self, exclude: Collection[Endpoint]) -> list[Seat]:
-        """Seats that may be chosen now."""
+        """Seats that may be chosen now; those that flap only if there is no other."""
         now = self._clock()
-        return [
+        seats = [
             seat
             for seat in self._seats.values()
             if seat.endpoint not in exclude
             and not seat.advice.draining
             and seat.ejected_until <= now
         ]
+        return [seat for seat in seats if seat.held_off_until <= now] or seats
 
     @abstractmethod
     def check(self) -> None:

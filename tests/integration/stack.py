@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,19 +55,21 @@ class Service:
 class Stack:
     """Encoders, a decoder and a gateway over one checkpoint directory."""
 
-    def __init__(self, model: str | Path) -> None:
+    def __init__(self, model: str | Path, env: Mapping[str, str] | None = None) -> None:
         self.model = str(model)
+        self.env = dict(env or {})
         self.services: list[Service] = []
 
     def start(self, role: str, *flags: str) -> Service:
         """Starts `python -m <role>`; does not wait."""
-        command = [sys.executable, "-m", role, "--model", self.model, "--port", "0", *flags]
+        port = () if "--port" in flags else ("--port", "0")
+        command = [sys.executable, "-m", role, "--model", self.model, *port, *flags]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **ONE_THREAD},
+            env={**os.environ, **ONE_THREAD, **self.env},
         )
         service = Service(role, process)
         service.reader = threading.Thread(target=service.watch, daemon=True)

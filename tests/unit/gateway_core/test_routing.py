@@ -231,24 +231,34 @@ TestRouting.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 
 
 def test_one_loss_is_forgiven_and_flapping_is_not() -> None:
-    router, clock = encoders(1)
+    router, clock = encoders(2)
+    mine = next(i for i in range(99) if router.pick(digest(i), 1).address == "e0")
 
-    def bounce() -> bool:
+    def chosen() -> bool:
+        return router.pick(digest(mine), 1).address == "e0"
+
+    def bounce() -> None:
         router.lost("e0")
         router.join(endpoint("e0", epoch=int(clock.now * 1000)))
-        return router.pick(digest(0), 1) is not None
 
-    assert bounce()
+    bounce()
+    assert chosen()
     waits = []
     for _ in range(6):
-        assert not bounce()
+        bounce()
         began = clock.now
-        while router.pick(digest(0), 1) is None:
+        assert not chosen()
+        while not chosen():
             clock.now += 0.25
         waits.append(clock.now - began)
     assert waits == sorted(waits) and waits[0] < 2 and max(waits) <= MAX_FLAP_BACK_OFF_S
+    bounce()
+    router.leave("e1")
+    assert chosen()  # there is no other
     clock.now += FLAP_S
-    assert bounce()
+    bounce()
+    router.join(endpoint("e1"))
+    assert chosen()
     router.check()
 
 

@@ -1,0 +1,138 @@
+"""Two slowable encoders, two decoders and a gateway: processes to be killed and revived."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.integration.stack import Service, Stack
+
+ENCODER_FLAGS = ("--max-batch-patches", "1", "--max-pending-patches", "8000")
+"""One item a forward, so that delays are per item; and few enough waiting to be refused more."""
+
+
+@dataclass
+class Node:
+    """A service with ports of its own for all its lives."""
+
+    role: str
+    port: int
+    metrics_port: int
+    service: Service
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self.service.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self.service.process.pid
+
+    def metrics(self) -> dict[str, float]:
+        return scrape(f"http://127.0.0.1:{self.metrics_port}/metrics")
+
+    def kill(self) -> None:
+        self.service.kill(signal.SIGKILL)
+        self.service.process.wait(10)
+
+    def num_encoded(self) -> int:
+        return sum(line.startswith("encoded ") for line in self.service.lines)
+
+
+class Cluster:
+    """Owns the processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._delays = directory / "delays.json"
+        self.slow_down()
+        self.stack = Stack("demo", {"ENCODER_DELAYS": str(self._delays)})
+        self.encoders = [self._node("encoder") for _ in range(2)]
+        self.decoders = [self._node("decoder") for _ in range(2)]
+        for node in (*self.encoders, *self.decoders):
+            node.service.wait_ready()
+        self.gateway = self.start_gateway(self.encoders, self.decoders)
+        self.url = f"http://{self.gateway.address}"
+        self.until(lambda: self.num_ready() == 4, 20)
+
+    def start_gateway(self, encoders: list[Node], decoders: list[Node], *flags: str) -> Service:
+        """Another gateway before some of the services."""
+        urls = [("--encoder-urls", e.address) for e in encoders]
+        urls += [("--decoder-urls", d.address) for d in decoders]
+        return self.stack.start("gateway", *(f for pair in urls for f in pair), *flags).wait_ready()
+
+    def slow_down(self, **seconds: float) -> None:
+        """Seconds per item: `all`, or by number of patches (p576=2.0)."""
+        delays = {name.removeprefix("p"): value for name, value in seconds.items()}
+        self._delays.with_suffix(".new").write_text(json.dumps(delays))
+        self._delays.with_suffix(".new").replace(self._delays)
+
+    def heal(self) -> None:
+        """Revives what is dead, at its old port, and waits for the gateway to have seen it."""
+        self.slow_down()
+        dead = [node for node in (*self.encoders, *self.decoders) if not node.alive]
+        for node in dead:
+            self.revive(node)
+        for node in dead:
+            node.service.wait_ready()
+        self.until(lambda: self.num_ready() == 4, 20)
+
+    def revive(self, node: Node) -> Service:
+        """Starts the service again; does not wait."""
+        node.service = self._start(node.role, node.port, node.metrics_port)
+        return node.service
+
+    def num_ready(self) -> int:
+        """Services that the gateway uses."""
+        endpoints = httpx.get(f"{self.url}/ready").json()["endpoints"]
+        return sum(endpoint["ready"] for endpoint in endpoints)
+
+    def metrics(self) -> dict[str, float]:
+        """The gateway's."""
+        return scrape(f"{self.url}/metrics")
+
+    @staticmethod
+    def until(condition: Callable[[], object], seconds: float) -> None:
+        """Polls; fails when it does not come true in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s"
+            time.sleep(0.1)
+
+    def _node(self, role: str) -> Node:
+        port, metrics_port = free_port(), free_port()
+        return Node(role, port, metrics_port, self._start(role, port, metrics_port))
+
+    def _start(self, role: str, port: int, metrics_port: int) -> Service:
+        ports = ("--port", str(port), "--metrics-port", str(metrics_port))
+        if role == "encoder":
+            return self.stack.start("tests.integration.delayed_encoder", *ports, *ENCODER_FLAGS)
+        return self.stack.start("decoder_svc", *ports)
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Samples by name and labels."""
+    lines = httpx.get(url).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def total(samples: dict[str, float], name: str) -> float:
+    """A metric's samples of all labels together."""
+    return sum(v for k, v in samples.items() if k == name or k.startswith(name + "{"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

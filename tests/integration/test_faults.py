@@ -1,0 +1,388 @@
+"""Services killed, stopped, flooded and deserted under load: what users and metrics see of it.
+
+One cluster for the whole file, healed between tests. Runs are kept apart by `cache_salt`: no cache
+of one run serves another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.integration.cluster import Cluster, Node, total
+from tests.integration.media import circle, image_part, text_part
+
+COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
+SHAPES = text_part("What is in the picture?")
+NUM_PICTURES = 50
+NUM_STREAMS = 20
+NUM_ABORTS = 1000
+BURST = 200
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield running
+    finally:
+        for node in (*running.encoders, *running.decoders):
+            if node.alive:
+                node.service.kill(signal.SIGCONT)
+        running.stack.stop()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=90, limits=limits) as http:
+        yield http
+
+
+def unique(index: int, side: int = 112) -> Image.Image:
+    """A picture like no other of its size."""
+    image = circle(COLOURS[index % 6], (side, side))
+    image.putpixel((index % side, index // side), (index % 251, index // 251, 7))
+    return image
+
+
+def body(*parts: object, salt: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "demo",
+        "messages": [{"role": "user", "content": list(parts)}],
+        "cache_salt": salt,
+        "temperature": 0,
+        "max_tokens": 8,
+        "stream": True,
+        **fields,
+    }
+
+
+async def pieces(
+    client: httpx.AsyncClient, url: str, request: dict[str, Any]
+) -> AsyncIterator[str]:
+    """Text of a stream, piece by piece; fails unless it ends as a whole stream does."""
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=request) as response:
+        if response.status_code != 200:
+            raise AssertionError(f"{response.status_code}: {(await response.aread())[:300]!r}")
+        done = False
+        reasons = []
+        async for line in response.aiter_lines():
+            assert not done or not line, "something follows [DONE]"
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    if text := choice["delta"].get("content"):
+                        yield text
+                    reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+        assert done and len(reasons) == 1, "the stream was interrupted"
+
+
+async def answer(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> str:
+    return "".join([piece async for piece in pieces(client, url, request)])
+
+
+async def answers(cluster: Cluster, client: httpx.AsyncClient, requests: list[Any]) -> list[str]:
+    return list(await asyncio.gather(*(answer(client, cluster.url, r) for r in requests)))
+
+
+async def eventually(condition: Any, seconds: float) -> None:
+    """`Cluster.until` beside running requests."""
+    await asyncio.to_thread(Cluster.until, condition, seconds)
+
+
+async def empty(find: Callable[[], dict[str, Any]], seconds: float) -> None:
+    """Polls until nothing is found; fails with what is."""
+    async with asyncio.timeout(seconds + 10):
+        deadline = time.monotonic() + seconds
+        while found := await asyncio.to_thread(find):
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(0.2)
+
+
+async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_encoded(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    cluster.slow_down(p256=2.0)
+    prose = "The quick brown fox jumps over the lazy dog. " * 80
+    first, second = image_part(unique(1)), image_part(unique(2, 224))
+
+    async def timed(lead: str, *parts: object) -> dict[str, float]:
+        """Milliseconds of a request that shares rows with the others, and no prefix."""
+        texts = text_part(lead + prose), *parts, SHAPES
+        request = body(*texts, salt="overlap", max_tokens=1, stream=False, return_timings=True)
+        reply = await client.post(f"{cluster.url}/v1/chat/completions", json=request)
+        return dict(reply.json()["timings"])
+
+    await timed("0", first)  # the first picture's rows are at hand from now on
+    began = time.perf_counter()
+    running = asyncio.create_task(timed("1", first, second))
+    waiting = []
+    while time.perf_counter() - began < 1.9:
+        samples = await asyncio.gather(*(asyncio.to_thread(d.metrics) for d in cluster.decoders))
+        waiting.append(sum(sample["chiasm_waiting_tokens"] for sample in samples))
+        await asyncio.sleep(0.2)
+    overlapped = await running
+    # Only the second picture's rows and what follows them were left to prefill.
+    assert any(64 <= tokens <= 64 + 64 for tokens in waiting), waiting
+    # Apart: the same prompt with all rows at hand, and its part before the second picture.
+    whole_ms = min([(await timed(str(i), first, second))["first_token"] for i in range(2, 5)])
+    head_ms = min([(await timed(str(i), first))["first_token"] for i in range(5, 8)] + [whole_ms])
+    print("overlap:", overlapped, "apart:", whole_ms, "head:", head_ms, "waiting:", waiting[-1])
+    assert overlapped["encode"] >= 2000 and head_ms > 200
+    assert overlapped["first_token"] <= overlapped["encode"] + whole_ms - 0.7 * head_ms
+
+
+async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    """E01: one encoder, one decoder, 200 different pictures at once."""
+    cluster.slow_down(all=0.05)
+    gateway = cluster.start_gateway(cluster.encoders[:1], cluster.decoders[:1])
+    url = f"http://{gateway.address}"
+    await eventually(lambda: httpx.get(f"{url}/ready").json()["images"], 20)
+
+    async def outcome(index: int) -> httpx.Response:
+        request = body(image_part(unique(index, 224)), SHAPES, salt="burst", stream=False)
+        return await client.post(f"{url}/v1/chat/completions", json=request)
+
+    began = time.perf_counter()
+    texts = [
+        answer(client, url, body(text_part(f"Who are you? {i}"), salt="burst")) for i in range(20)
+    ]
+    replies, _ = await asyncio.gather(
+        asyncio.gather(*(outcome(index) for index in range(BURST))), asyncio.gather(*texts)
+    )
+    took_s = time.perf_counter() - began
+    gateway.kill(signal.SIGTERM)
+    codes = Counter(reply.status_code for reply in replies)
+    print("burst:", dict(codes), f"{took_s:.1f} s")
+    assert codes[200] + codes[429] + codes[503] == BURST
+    assert codes[200] >= 20 and codes[429] + codes[503] >= 20
+    refused = [reply for reply in replies if reply.status_code != 200]
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
+    assert took_s < 60
+    assert gateway.process.wait(20) == 0
+
+
+AT_REST = {
+    "encoder": ("open_encodes", "open_fetches", "held_bytes", "pending_patches"),
+    "decoder": (
+        "num_requests_running",
+        "num_requests_waiting",
+        "waiting_tokens",
+        "slab_pages_held",
+        "kv_cache_usage_ratio",
+    ),
+    "gateway": ("num_requests_running", "media_bytes"),
+}
+
+
+def held(cluster: Cluster) -> dict[str, float]:
+    """Everything that must be 0 at rest and is not."""
+    found = {}
+    for node in (*cluster.encoders, *cluster.decoders):
+        samples = node.metrics()
+        prefix = "chiasm_encoder_" if node.role == "encoder" else "chiasm_"
+        for name in AT_REST[node.role]:
+            found[f"{node.role} {node.port} {name}"] = samples[prefix + name]
+    samples = cluster.metrics()
+    for name in AT_REST["gateway"]:
+        found[f"gateway {name}"] = samples[f"chiasm_{name}"]
+    return {name: value for name, value in found.items() if value}
+
+
+def resources(cluster: Cluster) -> dict[str, int]:
+    """Tasks of the gateway; threads, open files and children of every process."""
+    found = {"gateway tasks": int(cluster.metrics()["chiasm_gateway_tasks"])}
+    nodes = [(n.role, n.pid) for n in (*cluster.encoders, *cluster.decoders)]
+    for role, pid in (*nodes, ("gateway", cluster.gateway.process.pid)):
+        process = Path(f"/proc/{pid}")
+        found[f"{role} {pid} threads"] = len(list((process / "task").iterdir()))
+        found[f"{role} {pid} files"] = len(list((process / "fd").iterdir()))
+        children = [task / "children" for task in (process / "task").iterdir()]
+        found[f"{role} {pid} children"] = sum(len(c.read_text().split()) for c in children)
+    return found
+
+
+async def test_a_thousand_aborts_leave_nothing_behind(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    """E05: before it is accepted, in encode, in transfer, in decode."""
+    draw = random.Random(5)
+    cached = [image_part(unique(index, 224)) for index in range(4)]
+    cut: Counter[str] = Counter()
+
+    def request(index: int, stage: str) -> dict[str, Any]:
+        side = 140 if stage == "encode" else 112  # 100 patches, or 64
+        picture = cached[index % 4] if stage == "transfer" else image_part(unique(index, side))
+        lead = text_part(f"{index} of {stage}. ")
+        return body(lead, picture, SHAPES, salt="aborts", max_tokens=64, ignore_eos=True)
+
+    async def abort(index: int, stage: str) -> None:
+        task = asyncio.create_task(read(request(index, stage), stage))
+        await asyncio.wait((task,), timeout=AFTER_S[stage] * draw.uniform(0.2, 1.0))
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        cut[stage] += isinstance(outcome, asyncio.CancelledError) or outcome == "cut"
+
+    async def read(request: dict[str, Any], stage: str) -> str:
+        """By hand: an HTTP library that is cancelled may keep its connection."""
+        host, port = cluster.gateway.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            payload = json.dumps(request).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+            size = f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+            writer.write((head + size).encode() + payload)
+            while line := await reader.readline():
+                if stage == "decode" and b'"content"' in line and draw.random() < 0.3:
+                    return "cut"
+            return "whole"
+        finally:
+            writer.transport.abort()
+
+    stages = [stage for stage in AFTER_S for _ in range(NUM_ABORTS // len(AFTER_S))]
+    draw.shuffle(stages)
+    jobs = [body(picture, SHAPES, salt="aborts") for picture in cached * 12]
+    before = await answers(cluster, client, jobs)  # warms every pool of threads, too
+    await empty(lambda: held(cluster), 10)
+    baseline = resources(cluster)
+    cluster.slow_down(p100=0.1)
+    counted = [node.metrics() for node in cluster.encoders]
+    for at in range(0, NUM_ABORTS, 40):
+        await asyncio.gather(
+            *(abort(at + i, stage) for i, stage in enumerate(stages[at : at + 40]))
+        )
+    print("aborts:", dict(cut))
+    assert all(cut[stage] >= NUM_ABORTS // len(AFTER_S) // 2 for stage in AFTER_S)
+    cancelled = sum(
+        node.metrics()['chiasm_encoder_requests_total{outcome="cancelled"}']
+        - samples.get('chiasm_encoder_requests_total{outcome="cancelled"}', 0)
+        for node, samples in zip(cluster.encoders, counted, strict=True)
+    )
+    assert cancelled >= NUM_ABORTS // 10
+    await empty(lambda: held(cluster), 15)
+
+    def grown() -> dict[str, int]:
+        now = resources(cluster)
+        return {
+            name: now[name] - count for name, count in baseline.items() if now[name] > count + 2
+        }
+
+    await empty(grown, 15)
+    again = [body(picture, SHAPES, salt="afterwards") for picture in cached]
+    assert await answers(cluster, client, again) == before[:4]
+
+
+AFTER_S = {"accept": 0.01, "encode": 0.5, "transfer": 0.15, "decode": 2.0}
+"""When a request of each stage is cut off at the latest."""
+
+
+async def test_twenty_streams_outlive_their_decoder(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    cluster.heal()
+
+    def request(index: int, salt: str) -> dict[str, Any]:
+        parts = [text_part(f"Story {index}.")]
+        parts += [image_part(unique(index)), SHAPES] if index % 2 else []
+        warm = {"temperature": 0.8, "seed": index} if index % 4 > 1 else {}
+        return body(*parts, salt=salt, max_tokens=160, ignore_eos=True, **warm)
+
+    calm = await answers(cluster, client, [request(i, "calm") for i in range(NUM_STREAMS)])
+    moved = total(cluster.metrics(), "chiasm_request_migrations_total")
+    told = [0] * NUM_STREAMS
+
+    async def follow(index: int) -> str:
+        text = ""
+        async for piece in pieces(client, cluster.url, request(index, "storm")):
+            told[index] += 1
+            text += piece
+        return text
+
+    streams = [asyncio.create_task(follow(index)) for index in range(NUM_STREAMS)]
+    async with asyncio.timeout(30):
+        while min(told) < 3:
+            await asyncio.sleep(0.005)
+    victim = max(cluster.decoders, key=lambda d: d.metrics()["chiasm_num_requests_running"])
+    on_victim = victim.metrics()["chiasm_num_requests_running"]
+    victim.kill()
+    assert await asyncio.gather(*streams) == calm
+    moved = total(cluster.metrics(), "chiasm_request_migrations_total") - moved
+    print("decoder killed:", on_victim, "streams on it,", moved, "moved")
+    assert on_victim >= 4 and moved >= 4
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_fifty_pictures_outlive_one_of_two_encoders(
+    cluster: Cluster, client: httpx.AsyncClient, how: signal.Signals
+) -> None:
+    cluster.heal()
+
+    def requests(salt: str) -> list[dict[str, Any]]:
+        salt = f"{salt}-{how.name}"
+        return [body(image_part(unique(i)), SHAPES, salt=salt) for i in range(NUM_PICTURES)]
+
+    calm = await answers(cluster, client, requests("calm"))
+    cluster.slow_down(all=0.3)
+    moves = total(cluster.metrics(), "chiasm_encode_moves_total")
+    done = {node.port: node.num_encoded() for node in cluster.encoders}
+    running = asyncio.create_task(answers(cluster, client, requests("storm")))
+
+    def num_done(node: Node) -> int:
+        return node.num_encoded() - done[node.port]
+
+    def num_open(node: Node) -> float:
+        return node.metrics()["chiasm_encoder_open_encodes"]
+
+    await eventually(lambda: sum(map(num_open, cluster.encoders)) > NUM_PICTURES / 2, 30)
+    victim = max(cluster.encoders, key=num_open)
+    await eventually(lambda: num_done(victim) >= 10, 30)
+    on_victim = num_open(victim)
+    victim.service.kill(how)
+    began = time.perf_counter()
+    assert await running == calm
+    moves = total(cluster.metrics(), "chiasm_encode_moves_total") - moves
+    took_s = time.perf_counter() - began
+    print(f"encoder {how.name}: {on_victim} items on it, {moves} moved, {took_s:.1f} s to the end")
+    assert on_victim >= 10 and moves >= 10
+    victim.kill()
+
+
+async def test_a_decoder_without_encoders_serves_text_and_says_so(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    def images() -> bool:
+        return bool(httpx.get(f"{cluster.url}/ready").json()["images"])
+
+    picture = body(image_part(circle("red")), SHAPES, salt="last", max_tokens=32)
+    cluster.slow_down()
+    for node in cluster.encoders:
+        if node.alive:
+            node.kill()
+    await eventually(lambda: not images(), 15)
+    ready = await client.get(f"{cluster.url}/ready")
+    assert ready.status_code == 200 and ready.json()["text"]
+    assert await answer(client, cluster.url, body(text_part("Who are you?"), salt="last"))
+    refused = await client.post(f"{cluster.url}/v1/chat/completions", json=picture)
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    cluster.revive(cluster.encoders[0]).wait_ready()
+    await eventually(images, 10)
+    assert "red circle" in await answer(client, cluster.url, picture)
