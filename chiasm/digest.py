@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 from chiasm.checkpoint import read_json
 
+DIGEST_BYTES = 32
+"""Every digest of the contract is a SHA-256."""
 TOWER_PREFIXES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.", "mlp1.")
 """Tensors with these names, in any supported checkpoint layout, belong to the vision tower."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from chiasm.digest import DIGEST_BYTES
 from chiasm.errors import InvalidRequest, ModelNotFound, TooLarge
 from chiasm.plan import Modality, Promise
 from chiasm.v1 import decoder_pb2
@@ -16,8 +17,6 @@ from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.engine.messages import AddRequest
 from decoder_svc.models.mrope import prompt_positions
 from decoder_svc.sampling.params import SamplingParams
-
-_DIGEST_BYTES = 32
 
 
 class Intake:
@@ -117,7 +116,7 @@ class Intake:
             raise InvalidRequest(
                 f"plan of family {plan.family!r}, this is {self._text.family!r}", param=param
             )
-        if len(plan.digest) != _DIGEST_BYTES:
+        if len(plan.digest) != DIGEST_BYTES:
             raise InvalidRequest(f"digest of {len(plan.digest)} bytes", param=param)
         if len(plan.grids) != 1:
             raise InvalidRequest(f"{len(plan.grids)} grids, one is needed", param=param)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 
 from chiasm.config import EncoderConfig
+from chiasm.digest import DIGEST_BYTES
 from chiasm.errors import EmbeddingLost, InvalidRequest, TooLarge, Unavailable
 from chiasm.plan import MediaPlan, Span
 from chiasm.rows import RowFormat
@@ -177,6 +178,8 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             raise TooLarge(f"a medium of {plan.media_bytes} bytes is over the limit")
         if not plan.media_bytes:
             raise InvalidRequest("the medium is empty")
+        if len(plan.digest) != DIGEST_BYTES:
+            raise InvalidRequest(f"a digest has {DIGEST_BYTES} bytes, not {len(plan.digest)}")
         frames = Span.from_proto(start.frames) if start.HasField("frames") else None
         if frames == Span(0, len(plan.frame_indices)):
             frames = None  # the whole medium is one entry, however it is named
