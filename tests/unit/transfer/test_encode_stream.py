@@ -54,6 +54,7 @@ async def test_an_aborted_encode_cancels_the_job_and_frees_the_space() -> None:
         ({"media_bytes": 1 << 40}, TooLarge),
         ({"media_bytes": 0}, InvalidRequest),
         ({"num_rows": 0}, InvalidRequest),
+        ({"digest": b"short"}, InvalidRequest),
         ({"num_rows": 1 << 30}, TooLarge),
         ({"family": "g"}, InvalidRequest),
         ({"media_bytes": 3}, InvalidRequest),
