@@ -175,7 +175,7 @@ class DecoderMetrics:
             "chiasm_slab_pages_held", "Pages of the embedding slab in use", registry=self.registry
         )
         self.step_failures = Counter(
-            "chiasm_step_failures", "Steps that raised", registry=self.registry
+            "chiasm_step_failures", "Steps that raised, lost ranks included", registry=self.registry
         )
         self.nonfinite_logits = Counter(
             "chiasm_nonfinite_logits",

@@ -330,6 +330,7 @@ class EngineCore:
         self._in_flight.clear()
         self._suspects = ()
         self._lost_at = self._clock()
+        self._metrics.step_failures.inc()
         self._scheduler.restart()
         for request in tuple(self._requests.values()):
             request.num_crashes += request.request_id in flying
