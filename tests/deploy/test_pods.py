@@ -148,6 +148,7 @@ def test_one_gpu_for_each_rank(path: Path) -> None:
         if values.get(role, {}).get("gpuResource"):
             ranks = config.dp_size if role == "encoder" else config.parallel.world_size
             wanted = str(ranks // values[role].get("parallelism", {}).get("nodes", 1))
+            assert config.device == "cuda", "an image without CUDA would compute on the CPU"
         assert limits.get("nvidia.com/gpu") == wanted
 
 

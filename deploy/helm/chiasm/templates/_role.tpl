@@ -46,6 +46,9 @@
 {{- else -}}
 {{-   $_ := set $own "transport" "grpc" -}}
 {{- end -}}
+{{- if and $role.gpuResource (eq $role.config.device "auto") -}}
+{{-   $_ := set $own "device" "cuda" }} {{- /* an image without CUDA must fail, not compute on the CPU */ -}}
+{{- end -}}
 {{- if eq $name "encoder" -}}
 {{-   $_ := set $own "dp_size" $role.parallelism.data -}}
 {{- else if eq $name "decoder" -}}
