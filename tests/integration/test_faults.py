@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
+from tests.integration.aborts import Deserter
 from tests.integration.cluster import Cluster, Node, total
 from tests.integration.media import circle, image_part, text_part
+from tests.integration.residue import grown, held, resources
 
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 SHAPES = text_part("What is in the picture?")
@@ -29,6 +29,7 @@ NUM_PICTURES = 50
 NUM_STREAMS = 20
 NUM_ABORTS = 1000
 BURST = 200
+CANCELLED = 'chiasm_encoder_requests_total{outcome="cancelled"}'
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -181,53 +182,12 @@ async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
     assert gateway.process.wait(20) == 0
 
 
-AT_REST = {
-    "encoder": ("open_encodes", "open_fetches", "held_bytes", "pending_patches"),
-    "decoder": (
-        "num_requests_running",
-        "num_requests_waiting",
-        "waiting_tokens",
-        "slab_pages_held",
-        "kv_cache_usage_ratio",
-    ),
-    "gateway": ("num_requests_running", "media_bytes"),
-}
-
-
-def held(cluster: Cluster) -> dict[str, float]:
-    """Everything that must be 0 at rest and is not."""
-    found = {}
-    for node in (*cluster.encoders, *cluster.decoders):
-        samples = node.metrics()
-        prefix = "chiasm_encoder_" if node.role == "encoder" else "chiasm_"
-        for name in AT_REST[node.role]:
-            found[f"{node.role} {node.port} {name}"] = samples[prefix + name]
-    samples = cluster.metrics()
-    for name in AT_REST["gateway"]:
-        found[f"gateway {name}"] = samples[f"chiasm_{name}"]
-    return {name: value for name, value in found.items() if value}
-
-
-def resources(cluster: Cluster) -> dict[str, int]:
-    """Tasks of the gateway; threads, open files and children of every process."""
-    found = {"gateway tasks": int(cluster.metrics()["chiasm_gateway_tasks"])}
-    nodes = [(n.role, n.pid) for n in (*cluster.encoders, *cluster.decoders)]
-    for role, pid in (*nodes, ("gateway", cluster.gateway.process.pid)):
-        process = Path(f"/proc/{pid}")
-        found[f"{role} {pid} threads"] = len(list((process / "task").iterdir()))
-        found[f"{role} {pid} files"] = len(list((process / "fd").iterdir()))
-        children = [task / "children" for task in (process / "task").iterdir()]
-        found[f"{role} {pid} children"] = sum(len(c.read_text().split()) for c in children)
-    return found
-
-
 async def test_a_thousand_aborts_leave_nothing_behind(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
     """E05: before it is accepted, in encode, in transfer, in decode."""
-    draw = random.Random(5)
+    deserter = Deserter(cluster.gateway.address, seed=5)
     cached = [image_part(unique(index, 224)) for index in range(4)]
-    cut: Counter[str] = Counter()
 
     def request(index: int, stage: str) -> dict[str, Any]:
         side = 140 if stage == "encode" else 112  # 100 patches, or 64
@@ -235,31 +195,7 @@ async def test_a_thousand_aborts_leave_nothing_behind(
         lead = text_part(f"{index} of {stage}. ")
         return body(lead, picture, SHAPES, salt="aborts", max_tokens=64, ignore_eos=True)
 
-    async def abort(index: int, stage: str) -> None:
-        task = asyncio.create_task(read(request(index, stage), stage))
-        await asyncio.wait((task,), timeout=AFTER_S[stage] * draw.uniform(0.2, 1.0))
-        task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
-        cut[stage] += isinstance(outcome, asyncio.CancelledError) or outcome == "cut"
-
-    async def read(request: dict[str, Any], stage: str) -> str:
-        """By hand: an HTTP library that is cancelled may keep its connection."""
-        host, port = cluster.gateway.address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            payload = json.dumps(request).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
-            size = f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
-            writer.write((head + size).encode() + payload)
-            while line := await reader.readline():
-                if stage == "decode" and b'"content"' in line and draw.random() < 0.3:
-                    return "cut"
-            return "whole"
-        finally:
-            writer.transport.abort()
-
-    stages = [stage for stage in AFTER_S for _ in range(NUM_ABORTS // len(AFTER_S))]
-    draw.shuffle(stages)
+    stages = deserter.stages(NUM_ABORTS)
     jobs = [body(picture, SHAPES, salt="aborts") for picture in cached * 12]
     before = await answers(cluster, client, jobs)  # warms every pool of threads, too
     await empty(lambda: held(cluster), 10)
@@ -267,32 +203,22 @@ async def test_a_thousand_aborts_leave_nothing_behind(
     cluster.slow_down(p100=0.1)
     counted = [node.metrics() for node in cluster.encoders]
     for at in range(0, NUM_ABORTS, 40):
-        await asyncio.gather(
-            *(abort(at + i, stage) for i, stage in enumerate(stages[at : at + 40]))
-        )
-    print("aborts:", dict(cut))
-    assert all(cut[stage] >= NUM_ABORTS // len(AFTER_S) // 2 for stage in AFTER_S)
+        batch = list(enumerate(stages[at : at + 40], at))
+        await asyncio.gather(*(deserter.abort(request(i, stage), stage) for i, stage in batch))
+    aborted = sum(
+        line.endswith(" aborted") for node in cluster.decoders for line in node.service.lines
+    )
     cancelled = sum(
-        node.metrics()['chiasm_encoder_requests_total{outcome="cancelled"}']
-        - samples.get('chiasm_encoder_requests_total{outcome="cancelled"}', 0)
+        node.metrics()[CANCELLED] - samples.get(CANCELLED, 0)
         for node, samples in zip(cluster.encoders, counted, strict=True)
     )
-    assert cancelled >= NUM_ABORTS // 10
+    print("aborts:", deserter.cut, "encodes:", cancelled, "in decoders:", aborted)
+    assert min(deserter.cut.values()) >= NUM_ABORTS // 8
+    assert cancelled >= NUM_ABORTS // 10 and aborted >= NUM_ABORTS // 10
     await empty(lambda: held(cluster), 15)
-
-    def grown() -> dict[str, int]:
-        now = resources(cluster)
-        return {
-            name: now[name] - count for name, count in baseline.items() if now[name] > count + 2
-        }
-
-    await empty(grown, 15)
+    await empty(lambda: grown(cluster, baseline), 15)
     again = [body(picture, SHAPES, salt="afterwards") for picture in cached]
     assert await answers(cluster, client, again) == before[:4]
-
-
-AFTER_S = {"accept": 0.01, "encode": 0.5, "transfer": 0.15, "decode": 2.0}
-"""When a request of each stage is cut off at the latest."""
 
 
 async def test_twenty_streams_outlive_their_decoder(
