@@ -24,7 +24,7 @@ from bench.report import Findings, Turn, compare, surroundings, table
 from chiasm.checkpoint import resolve_model
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.machine import Layout, Machine
-from chiasm.cli.supervisor import Spec, Supervisor
+from chiasm.process import DidNotStart, Spec, Supervisor
 
 GOAL = 3.0
 HELD_TO_GOAL = (8, 32)
@@ -63,7 +63,7 @@ class Arena:
         self._flags = shlex.split(serve_flags)
 
     async def start(self) -> tuple[Target, Target]:
-        """chiasm and the peer. Raises CommandFailed when one does not start."""
+        """chiasm and the peer. Raises CommandFailed or DidNotStart."""
         checkpoint = str(resolve_model("demo"))
         own = await self._machine.start()
         command = (sys.executable, "-m", "bench.peer_serve", "--port", str(_free_port()))
@@ -142,7 +142,7 @@ def main() -> None:
     pool = Pool(args.pictures)
     try:
         findings = asyncio.run(measure(args, pool))
-    except CommandFailed as error:
+    except (CommandFailed, DidNotStart) as error:
         sys.exit(f"bench: {error}")
     agreement = compare(findings, pool)
     notes = [f"Beside it: {args.note}"] if args.note else []

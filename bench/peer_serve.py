@@ -2,7 +2,7 @@
 
 Run as `python -m bench.peer_serve --port N CHECKPOINT [flags of transformers serve]`. The server is
 left as it is: torchvision's operators are declared, and pictures are decoded by Pillow instead of
-the decoder that is missing. Prints the ready line that `chiasm.cli.child` waits for.
+the decoder that is missing. Prints the ready line that `chiasm.process` waits for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several workers, one process each, behind one port that lists them. No torch, no weights here.
 
 A worker that dies is started again where it listened, as a new epoch; meanwhile it is not listed.
-The kernel kills the workers when this process dies, however that happens (`chiasm.cli.child`).
+The kernel kills the workers when this process dies, however that happens (`chiasm.process`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from chiasm.channel import connect, messages, typed_errors
-from chiasm.cli.child import READY_PREFIX
-from chiasm.cli.failure import CommandFailed
-from chiasm.cli.supervisor import SUPERVISOR, Spec, Supervisor
 from chiasm.config import EncoderConfig
 from chiasm.config.load import to_flags
 from chiasm.errors import ChiasmError, Unavailable
+from chiasm.process import READY_PREFIX, SUPERVISOR, DidNotStart, Spec, Supervisor
 from chiasm.server import Server, advertised_address, until_signal
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.replica_servicer import ReplicaServicer
@@ -104,7 +102,7 @@ class Replicas:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._config.dp_size):
                     group.create_task(self._supervisor.launch(worker_spec(self._config, index)))
-        except* CommandFailed as failures:
+        except* DidNotStart as failures:
             raise Unavailable(str(failures.exceptions[0])) from failures
         while self._roster.num_live < self._config.dp_size:
             await self._roster.changed(self._roster.version)

@@ -16,9 +16,9 @@ from cyclopts import Parameter
 
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.service import parse
-from chiasm.cli.supervisor import Relay, Spec, Supervisor
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
 from chiasm.config.load import to_mapping
+from chiasm.process import DidNotStart, Relay, Spec, Supervisor
 
 _Flags = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
@@ -142,12 +142,18 @@ class Machine:
             CommandFailed: Something did not start; what did is ended on leaving the context.
         """
         _check_free(self._layout.host, self._layout.port)
+        try:
+            return await self._launch()
+        except DidNotStart as error:
+            raise CommandFailed(str(error)) from None
+
+    async def _launch(self) -> Addresses:
         workers = [self._layout.encoder(index) for index in range(self._layout.encoders)]
         specs = (*workers, self._layout.decoder())
         launches = [asyncio.create_task(self.supervisor.launch(spec)) for spec in specs]
         try:
             results = await asyncio.gather(*launches)
-        except CommandFailed:
+        except DidNotStart:
             await self.supervisor.stop()  # then the launches that still wait fail by themselves
             await asyncio.gather(*launches, return_exceptions=True)
             raise

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from chiasm import __version__
-from chiasm.cli.logs import setup_logging
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
 from chiasm.config.load import ENV_PREFIX, REQUIRED, Setting, dump, load, settings
 from chiasm.errors import ChiasmError
+from chiasm.logs import setup_logging
 
 CONFIG_CLASSES: tuple[type, ...] = (EncoderConfig, DecoderConfig, GatewayConfig)
 CONFIG_FILE_ENV = f"{ENV_PREFIX}CONFIG"

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from chiasm.cli.supervisor import BACKOFF_S, HEALTHY_AFTER_S
 from chiasm.errors import Unavailable
+from chiasm.process import BACKOFF_S, HEALTHY_AFTER_S
 from decoder_svc.engine.messages import StepPlan, StepResult
 from decoder_svc.runner.codec import Start
 from decoder_svc.runner.executor import Executor, RanksLost

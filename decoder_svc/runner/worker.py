@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from chiasm.cli.lifeline import end_with_parent
-from chiasm.cli.logs import setup_logging
 from chiasm.config import DecoderConfig
+from chiasm.logs import setup_logging
+from chiasm.process import end_with_parent
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.embeddings.slab import Slab
 from decoder_svc.engine.messages import StepPlan

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from chiasm import __version__
-from chiasm.cli.logs import setup_logging
 from chiasm.cli.main import SERVICES, run
 from chiasm.cli.service import serve
 from chiasm.config import EncoderConfig
+from chiasm.logs import setup_logging
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("up", "demo", "ask", "bench", "check")
@@ -149,7 +149,7 @@ def test_log_records_are_one_line_whatever_the_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
-        "import logging; from chiasm.cli.logs import setup_logging; setup_logging('info')\n"
+        "import logging; from chiasm.logs import setup_logging; setup_logging('info')\n"
         "logging.getLogger('a').info('first\\n2026-01-01T00:00:00.000Z ERROR root: forged')\n"
         "logging.getLogger('a').debug('hidden')\n"
         "try: 1 / 0\n"

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from chiasm.cli.supervisor import Spec
 from chiasm.config import EncoderConfig
 from chiasm.errors import Unavailable
+from chiasm.process import Spec
 from chiasm.v1 import common_pb2
 from encoder_svc import replicas
 from encoder_svc.roster import Roster

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from chiasm.cli.child import Child, describe_exit
-from chiasm.cli.failure import CommandFailed
+from chiasm.process.child import Child, DidNotStart, describe_exit
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 HEALTHY_AFTER_S = 60.0
@@ -100,7 +99,7 @@ class Supervisor:
             The fields of its ready line.
 
         Raises:
-            CommandFailed: It ended before it was ready.
+            DidNotStart: It ended before it was ready.
         """
         member = _Member(spec)
         self._members.append(member)
@@ -156,7 +155,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), delay)
             if self._stopping.is_set():
                 return
-            with contextlib.suppress(CommandFailed):  # then the loop sees its exit code
+            with contextlib.suppress(DidNotStart):  # then the loop sees its exit code
                 await self._start(member)
                 self._say(f"{member.spec.name} is back")
 

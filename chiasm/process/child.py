@@ -1,7 +1,7 @@
 """One child process: its output line by line, its ready line, its end.
 
 A child never outlives this process: it leads its own process group, which is killed with it, and
-the kernel kills it when its parent dies, however that happens (`chiasm.cli.lifeline`).
+the kernel kills it when its parent dies, however that happens (`chiasm.process.lifeline`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chiasm.cli import lifeline
-from chiasm.cli.failure import CommandFailed
+from chiasm.process import lifeline
 
 READY_PREFIX = "chiasm-ready "
 KEPT_LINES = 40
 
 _LONGEST_LINE = 1 << 20
 _LAST_WORDS_S = 2.0
+
+
+class DidNotStart(Exception):
+    """A child ended before it was ready; the message is one sentence, with its last words."""
 
 
 class Child:
@@ -76,7 +79,7 @@ class Child:
         """The fields of the ready line.
 
         Raises:
-            CommandFailed: The process ended first.
+            DidNotStart: The process ended first.
         """
         assert self._ready is not None and self._end is not None, "not started"
         either: set[asyncio.Future[Any]] = {self._ready, self._end}
@@ -85,7 +88,7 @@ class Child:
             return self._ready.result()
         code = self._end.result()
         reason = self.last_lines[-1] if self.last_lines else "it said nothing"
-        raise CommandFailed(f"{self.name} did not start ({describe_exit(code)}): {reason}")
+        raise DidNotStart(f"{self.name} did not start ({describe_exit(code)}): {reason}")
 
     async def wait(self) -> int:
         """Exit code once the process has ended and all its output is relayed; -N for signal N."""

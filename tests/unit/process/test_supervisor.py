@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from chiasm.cli import supervisor as supervisor_module
-from chiasm.cli.child import Child
-from chiasm.cli.failure import CommandFailed
-from chiasm.cli.supervisor import Spec, Supervisor
+from chiasm.process import Child, DidNotStart, Spec, Supervisor
+from chiasm.process import supervisor as supervisor_module
 
 # Serves on the port it is told, or on 4321 when told 0; says how it ended.
 SERVE = textwrap.dedent(
@@ -87,7 +85,7 @@ async def test_a_watcher_hears_of_every_beginning_and_end(lines: list[tuple[str,
 
 
 async def test_a_child_that_ends_first_is_named_with_its_last_words(running: Supervisor) -> None:
-    with pytest.raises(CommandFailed, match=r"a did not start \(exit code 3\): no such model"):
+    with pytest.raises(DidNotStart, match=r"a did not start \(exit code 3\): no such model"):
         await running.launch(spec("a", "import sys; print('no such model'); sys.exit(3)"))
 
 
@@ -145,7 +143,7 @@ async def test_stop_during_a_start_ends_the_child(lines: list[tuple[str, str]]) 
     await until(lambda: bool(supervisor.pids()))
     assert supervisor.waiting_for == ("a",)
     await supervisor.stop()
-    with pytest.raises(CommandFailed, match="killed by SIGTERM"):
+    with pytest.raises(DidNotStart, match="killed by SIGTERM"):
         await launch
 
 
@@ -176,7 +174,7 @@ async def test_a_daemon_that_holds_the_pipe_delays_nothing() -> None:
 PARENT = textwrap.dedent(
     """
     import asyncio, sys
-    from chiasm.cli.child import Child
+    from chiasm.process import Child
 
     async def main():
         code = (
