@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests.integration.aborts import Deserter
-from tests.integration.cluster import Cluster, Node, total
+from tests.integration.cluster import Cluster, Node, scrape, total
 from tests.integration.media import circle, image_part, text_part
 from tests.integration.residue import grown, held, resources
 
@@ -290,6 +290,40 @@ async def test_fifty_pictures_outlive_one_of_two_encoders(
     print(f"encoder {how.name}: {on_victim} items on it, {moves} moved, {took_s:.1f} s to the end")
     assert on_victim >= 10 and moves >= 10
     victim.kill()
+
+
+async def test_a_hedge_overtakes_an_encoder_that_hangs(
+    cluster: Cluster, client: httpx.AsyncClient
+) -> None:
+    """Long before the encoder is known to hang: its load was told a moment ago."""
+    cluster.heal()
+    gateway = cluster.start_gateway(
+        cluster.encoders, cluster.decoders[:1], "--hedge-after-s", "0.3"
+    )
+    url = f"http://{gateway.address}"
+    await eventually(lambda: httpx.get(f"{url}/ready").text.count('"ready":true') == 4, 20)
+
+    async def ask(salt: str) -> list[str]:
+        requests = [body(image_part(unique(i)), SHAPES, salt=f"hedge-{salt}") for i in range(8)]
+        return list(await asyncio.gather(*(answer(client, url, r) for r in requests)))
+
+    calm = await ask("calm")
+    victim = cluster.encoders[0].service
+    victim.kill(signal.SIGSTOP)
+    began = time.perf_counter()
+    try:
+        assert await ask("storm") == calm
+    finally:
+        victim.kill(signal.SIGCONT)
+    took_s = time.perf_counter() - began
+    samples = scrape(f"{url}/metrics")
+    sent, won = (samples[f'chiasm_encode_hedges_total{{event="{e}"}}'] for e in ("sent", "won"))
+    print(f"hedges: {sent} sent, {won} won, {took_s:.1f} s")
+    assert sent >= won >= 1
+    assert took_s < 4
+    await empty(lambda: held(cluster), 15)
+    gateway.kill(signal.SIGTERM)
+    assert gateway.process.wait(20) == 0
 
 
 async def test_a_decoder_without_encoders_serves_text_and_says_so(
