@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_LOOK_S = 2.0
+_QUIET = 0.3  # cores
 _BUSY = (1, 2, 3, 6, 7, 8)  # of a line of /proc/stat: all but idle, waiting for disks, and guests
 
 
@@ -42,6 +44,15 @@ def between(first: Reading, last: Reading) -> Use:
     seconds = last.at - first.at
     own = (last.own_s - first.own_s) / seconds
     return Use(seconds, own, max(0.0, (last.all_s - first.all_s) / seconds - own))
+
+
+def wait_until_quiet(patience_s: float) -> None:
+    """Returns once other programs use hardly anything, or after `patience_s` all the same."""
+    begin = read(())
+    while (last := read(())).at - begin.at < patience_s:
+        time.sleep(_LOOK_S)
+        if between(last, read(())).others < _QUIET:
+            return
 
 
 def describe() -> str:

@@ -44,6 +44,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--pictures", type=int, default=240, help="different drawings")
     parser.add_argument("--serve-flags", default="", help="more flags for `transformers serve`")
+    parser.add_argument(
+        "--wait-s", type=float, default=0.0, help="longest wait for a quiet machine, each time"
+    )
     parser.add_argument("--note", default="", help="what else ran, for the results")
     parser.add_argument("--no-write", action="store_true", help="do not append to RESULTS.md")
     return parser.parse_args()
@@ -107,6 +110,7 @@ async def measure(args: argparse.Namespace, pool: Pool) -> Findings:
         share = len(pool.items) // args.rounds
         for number in range(1, args.rounds + 1):
             for clients in args.clients:
+                cores.wait_until_quiet(args.wait_s)
                 for target, turns in sides:  # the same questions for both, others each round
                     before = cores.read(servers.pids())
                     done = await run_round(

@@ -94,7 +94,7 @@ def table(findings: Findings) -> str:
             str(clients),
             _rates(ours),
             _rates(peers),
-            f"**{findings.ratio(clients):.1f}**",
+            f"**{findings.ratio(clients):.2f}**",
             _ms([s.first_s for s in _samples(ours)]),
             _ms([s.total_s for s in _samples(ours)]),
             _ms([s.total_s for s in _samples(peers)]),
