@@ -45,7 +45,8 @@
   image: { reference: {{ .image.reference | quote }}, pullPolicy: {{ .image.pullPolicy }} }
 {{- else if and (eq .source "hub") .hub.cache.enabled }}
 - name: model
-  persistentVolumeClaim: { claimName: {{ .hub.cache.existingClaim | default (printf "%s-model" (include "chiasm.fullname" $)) }} }
+  persistentVolumeClaim:
+    claimName: {{ .hub.cache.existingClaim | default (printf "%s-model" (include "chiasm.fullname" $)) }}
 {{- else if eq .source "hub" }}
 - name: model
   emptyDir: {}

@@ -1,4 +1,4 @@
-{{/* Names (short: LeaderWorkerSets make longer ones of them), labels, images. `(list $ role)` is the argument of a role. */}}
+{{/* Names, labels, images; (list $ role) where a role is meant. LeaderWorkerSets make longer names of ours. */}}
 
 {{- define "chiasm.fullname" -}}
 {{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
@@ -29,7 +29,8 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end -}}
 
 {{- define "chiasm.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default (ternary (include "chiasm.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- $made := ternary (include "chiasm.fullname" .) "default" .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default $made -}}
 {{- end -}}
 
 {{- define "chiasm.apiKeySecret" -}}

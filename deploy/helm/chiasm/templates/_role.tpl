@@ -13,9 +13,10 @@
 {{- toJson $result -}}
 {{- end -}}
 
-{{/* The role's values, with `ranks` beside them: processes of a pod that compute, each with a GPU if there are any. */}}
+{{/* The role's values, with `ranks` beside them: processes of a pod that compute, on a GPU each if there are any. */}}
 {{- define "chiasm.role" -}}
-{{- $role := include "chiasm.overlay" (list (index . 0).Values.defaults (index (index . 0).Values (index . 1))) | fromJson -}}
+{{- $values := (index . 0).Values -}}
+{{- $role := include "chiasm.overlay" (list $values.defaults (get $values (index . 1))) | fromJson -}}
 {{- $ranks := 1 -}}
 {{- with $role.parallelism -}}
 {{-   $ranks = .data | default (div (mul .tensor .pipeline) (.nodes | default 1)) -}}
@@ -38,7 +39,8 @@
 {{-   $_ := set $own "grpc_port" 50051 -}}
 {{-   $_ := set $own "discovery" "dns" -}}
 {{-   range $peer := list "encoder" "decoder" -}}
-{{-     $_ := set $own (printf "%s_urls" $peer) (list (printf "%s:50051" (include "chiasm.name" (list $root $peer)))) -}}
+{{-     $address := printf "%s:50051" (include "chiasm.name" (list $root $peer)) -}}
+{{-     $_ := set $own (printf "%s_urls" $peer) (list $address) -}}
 {{-   end -}}
 {{-   if include "chiasm.apiKeySecret" $root -}}
 {{-     $_ := set $own "api_key_file" "/etc/chiasm/api-keys/digests" -}}
