@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 DEMO = "demo"
+WEIGHT_INDEX = "model.safetensors.index.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Everything a service reads: configs, tokenizer and template files, weights that are plain data.
@@ -52,6 +54,38 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is not a JSON object")
     return value
+
+
+def weight_files(
+    model_dir: Path, *, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Path, ...]:
+    """The files that hold a checkpoint's tensors, each once, sorted.
+
+    Those of the index where there is one: a directory may hold the same weights a second time, in
+    one piece. All *.safetensors otherwise.
+
+    Args:
+        model_dir: The checkpoint.
+        wanted: By name, the tensors that will be read: files of the index without any are left
+            out, and need not be there.
+
+    Raises:
+        ValueError: A file is missing, or there is none, or the index is none.
+    """
+    index = model_dir / WEIGHT_INDEX
+    if not index.exists():
+        files = tuple(sorted(model_dir.glob("*.safetensors")))
+        if not files:
+            raise ValueError(f"no *.safetensors in {model_dir}")
+        return files
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        raise ValueError(f"{index} has no weight_map of file names")
+    files = tuple(sorted({model_dir / file for name, file in weight_map.items() if wanted(name)}))
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise ValueError(f"{index} names {', '.join(missing)}, which is not there")
+    return files
 
 
 def _demo_checkpoint() -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from chiasm.checkpoint import read_json
+from chiasm.checkpoint import read_json, weight_files
 
 DIGEST_BYTES = 32
 """Every digest of the contract is a SHA-256."""
@@ -85,7 +85,7 @@ def tokenizer_digest(model_dir: Path) -> bytes:
 def _weights_digest(
     model_dir: Path, config: dict[str, Any], belongs: Callable[[str], bool], *, full: bool
 ) -> bytes:
-    tensors = sorted((t for t in _tensors(model_dir) if belongs(t.name)), key=lambda t: t.name)
+    tensors = sorted(_tensors(model_dir, belongs), key=lambda t: t.name)
     if not tensors:
         return b""
     digest = hashlib.sha256(canonical_json(config))
@@ -118,17 +118,14 @@ def _pieces(tensor: _Tensor, *, full: bool) -> Iterator[tuple[int, int]]:
         yield tensor.begin + index * (size - _PIECE_BYTES) // (_PIECES - 1), _PIECE_BYTES
 
 
-def _tensors(model_dir: Path) -> Iterator[_Tensor]:
-    files = sorted(model_dir.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"no *.safetensors in {model_dir}")
-    for path in files:
+def _tensors(model_dir: Path, belongs: Callable[[str], bool]) -> Iterator[_Tensor]:
+    for path in weight_files(model_dir, wanted=belongs):
         with path.open("rb") as file:
             (header_size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(header_size))
         base = 8 + header_size
         for name, entry in header.items():
-            if name == "__metadata__":
+            if name == "__metadata__" or not belongs(name):
                 continue
             begin, end = entry["data_offsets"]
             yield _Tensor(

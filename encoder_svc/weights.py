@@ -6,20 +6,18 @@ answers with confident nonsense.
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
-from chiasm.checkpoint import read_json
+from chiasm.checkpoint import read_json, weight_files
+from chiasm.loading_bar import LoadingBar
 from encoder_svc.models.base import VisionTower
 from encoder_svc.models.registry import architecture_of, tower_class
 
-_QUIET_S = 2.0
 _SHOWN_NAMES = 5
 
 
@@ -40,7 +38,11 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
     wide = tower.wide_parameters() if dtype is torch.float16 else frozenset()
     missing = dict(tower.named_parameters())
     extra: list[str] = []
-    with _progress(len(missing)) as advance:
+    total = sum(
+        p.numel() * (torch.float32 if name in wide else dtype).itemsize
+        for name, p in missing.items()
+    )
+    with closing(LoadingBar("vision tower", total=total)) as bar:
         for name, tensor in _tensors(model_dir, tower.prefixes):
             parameter = missing.pop(name, None)
             if parameter is None:
@@ -51,7 +53,7 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
             tower.get_submodule(name.rpartition(".")[0]).register_parameter(
                 name.rpartition(".")[2], torch.nn.Parameter(value, requires_grad=False)
             )
-            advance()
+            bar.add(value.nbytes)
     _check(model_dir, list(missing), extra)
     tower.eval()
     return tower
@@ -59,26 +61,12 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
 
 def _tensors(model_dir: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tower's tensors under the names of our modules, each read once."""
-    for path in _files(model_dir, prefixes):
+    for path in weight_files(model_dir, wanted=lambda name: name.startswith(prefixes)):
         with safe_open(path, framework="pt") as file:
             for full_name in file.keys():  # noqa: SIM118 (not a mapping)
                 for prefix in prefixes:
                     if full_name.startswith(prefix):
                         yield full_name.removeprefix(prefix), file.get_tensor(full_name)
-
-
-def _files(model_dir: Path, prefixes: tuple[str, ...]) -> list[Path]:
-    index = model_dir / "model.safetensors.index.json"
-    if not index.exists():
-        return sorted(model_dir.glob("*.safetensors"))
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict):
-        raise ValueError(f"{index} has no weight_map")
-    files = sorted({model_dir / file for name, file in names.items() if name.startswith(prefixes)})
-    for path in files:
-        if not path.exists():
-            raise ValueError(f"{index.name} names {path.name}, which is not there")
-    return files
 
 
 def _fit(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -98,37 +86,3 @@ def _check(model_dir: Path, missing: list[str], extra: list[str]) -> None:
             shown = ", ".join(sorted(names)[:_SHOWN_NAMES])
             more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
             raise ValueError(f"{model_dir} {what} tensors of the vision tower: {shown}{more}")
-
-
-class _Bar:
-    """A progress bar on stderr that shows itself only when loading takes long."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._began = time.monotonic()
-        self._done = 0
-        self._progress = Progress(console=Console(file=sys.stderr), transient=True)
-        self._task = self._progress.add_task("vision tower", total=total)
-
-    def advance(self) -> None:
-        self._done += 1
-        if time.monotonic() - self._began > _QUIET_S:
-            self._progress.start()  # no effect when started
-        self._progress.update(self._task, completed=self._done)
-
-    def stop(self) -> None:
-        self._progress.stop()
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    bar = _Bar(total)
-    try:
-        yield bar.advance
-    finally:
-        bar.stop()

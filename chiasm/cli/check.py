@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from chiasm.checkpoint import resolve_model
+from chiasm.checkpoint import resolve_model, weight_files
 
 GIB = 1 << 30
 
@@ -138,13 +138,9 @@ def _checkpoint(model: str) -> Iterator[Finding]:
 
 
 def _weights(directory: Path) -> Finding:
-    index = directory / "model.safetensors.index.json"
-    names = {path.name for path in directory.glob("*.safetensors")}
-    if index.is_file():
-        wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if missing := sorted(wanted - names):
-            return Finding("weights", f"missing: {', '.join(missing)}", False, needed=True)
-    if not names:
-        return Finding("weights", "no .safetensors file", False, needed=True)
-    total = sum((directory / name).stat().st_size for name in names)
-    return Finding("weights", f"{total / GIB:.2f} GiB in {len(names)} files", True)
+    try:
+        files = weight_files(directory)
+    except ValueError as error:
+        return Finding("weights", str(error), False, needed=True)
+    total = sum(path.stat().st_size for path in files)
+    return Finding("weights", f"{total / GIB:.2f} GiB in {len(files)} files", True)

@@ -6,17 +6,16 @@ belongs to the vision tower, or to another rank, is never read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from safetensors import safe_open
 
+from chiasm.checkpoint import weight_files
 from chiasm.digest import is_tower_tensor
+from chiasm.loading_bar import LoadingBar
 from decoder_svc.parallel.mesh import Shard
 
 _LAYOUTS = (
@@ -25,7 +24,6 @@ _LAYOUTS = (
     ("language_model.lm_head.", "lm_head."),
 )
 _DERIVED = ("rotary_emb.inv_freq",)  # old checkpoints store what is computed from the config
-_BAR_AFTER_S = 2.0
 
 
 class CheckpointReader:
@@ -35,25 +33,24 @@ class CheckpointReader:
         model_dir: Directory with *.safetensors.
 
     Raises:
-        ValueError: No such files, or the same tensor in two layouts.
+        ValueError: No such files, one is missing, or the same tensor in two layouts.
     """
 
     def __init__(self, model_dir: Path) -> None:
         self._files = [
-            safe_open(str(path), framework="pt") for path in sorted(model_dir.glob("*.safetensors"))
+            safe_open(str(path), framework="pt")
+            for path in weight_files(model_dir, wanted=_is_language_model)
         ]
-        if not self._files:
-            raise ValueError(f"no *.safetensors in {model_dir}")
         self._where: dict[str, tuple[Any, str]] = {}
         for file in self._files:
             for stored in file.keys():  # noqa: SIM118, not a mapping
-                if is_tower_tensor(stored) or stored.endswith(_DERIVED):
+                if not _is_language_model(stored):
                     continue
                 name = _canonical(stored)
                 if name in self._where:
                     raise ValueError(f"{model_dir}: tensor {name} is there twice")
                 self._where[name] = (file, stored)
-        self._progress = _Progress()
+        self._progress = LoadingBar("weights")
 
     def __enter__(self) -> CheckpointReader:
         return self
@@ -112,29 +109,8 @@ class CheckpointReader:
         self._progress.total = total
 
 
-class _Progress:
-    """A bar on stderr, shown only once reading has taken a while."""
-
-    def __init__(self) -> None:
-        self.total: int | None = None
-        self._begun = time.monotonic()
-        self._done = 0
-        self._bar: Progress | None = None
-
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        if self._bar is None:
-            if time.monotonic() - self._begun < _BAR_AFTER_S:
-                return
-            columns = (TextColumn("weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True))
-            self._bar.add_task("weights", total=self.total)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=self._done)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+def _is_language_model(stored: str) -> bool:
+    return not is_tower_tensor(stored) and not stored.endswith(_DERIVED)
 
 
 def _canonical(stored: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
-from chiasm.checkpoint import read_json, resolve_model
+from chiasm.checkpoint import WEIGHT_INDEX, read_json, resolve_model, weight_files
 from chiasm.demo import checkpoint_dir
 
 
@@ -76,3 +77,35 @@ def test_a_json_file_is_an_object_or_an_error(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             read_json(path, optional=True)
+
+
+def write_index(directory: Path, weight_map: object) -> None:
+    (directory / WEIGHT_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_weights_are_all_files_or_those_of_the_index(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no \*\.safetensors in"):
+        weight_files(tmp_path)
+    one, two, whole = (tmp_path / f"{name}.safetensors" for name in ("1", "2", "consolidated"))
+    for path in (whole, two, one):
+        path.touch()
+    assert weight_files(tmp_path) == (one, two, whole)
+    write_index(tmp_path, {"visual.b": one.name, "visual.a": one.name, "model.a": two.name})
+    assert weight_files(tmp_path) == (one, two)
+
+
+def test_a_missing_file_of_weights_is_named_unless_nobody_wants_it(tmp_path: Path) -> None:
+    (tmp_path / "1.safetensors").touch()
+    write_index(tmp_path, {"visual.a": "1.safetensors", "model.a": "2.safetensors"})
+    with pytest.raises(ValueError, match=r"names 2\.safetensors, which is not there"):
+        weight_files(tmp_path)
+    wanted = weight_files(tmp_path, wanted=lambda name: name.startswith("visual."))
+    assert wanted == (tmp_path / "1.safetensors",)
+
+
+@pytest.mark.parametrize("weight_map", [None, ["1.safetensors"], {"visual.a": 1}])
+def test_an_index_that_is_none_is_refused(tmp_path: Path, weight_map: object) -> None:
+    (tmp_path / "1.safetensors").touch()
+    write_index(tmp_path, weight_map)
+    with pytest.raises(ValueError, match="has no weight_map"):
+        weight_files(tmp_path)

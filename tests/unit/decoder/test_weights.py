@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from chiasm import loading_bar
+from chiasm.checkpoint import WEIGHT_INDEX
 from decoder_svc.config import from_hf, read_text_config
 from decoder_svc.layers.embedding import VocabParallelEmbedding
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
 from decoder_svc.layers.mlp import GatedMLP
-from decoder_svc.models import weights
 from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel import ParallelMesh, Shard
@@ -221,12 +222,25 @@ def test_an_unknown_architecture_lists_the_known() -> None:
         model_class("LlamaForCausalLM")
 
 
+def test_the_index_says_which_of_two_copies_is_read(tiny: Path, tmp_path: Path) -> None:
+    both = rewrite(tiny, tmp_path, lambda tensors: tensors)
+    tensors = load_file(both / "model.safetensors")
+    (both / "model.safetensors").rename(both / "shard.safetensors")
+    save_file(tensors, both / "consolidated.safetensors")
+    with pytest.raises(ValueError, match="is there twice"):
+        load(both)
+    weight_map = dict.fromkeys(tensors, "shard.safetensors")
+    (both / WEIGHT_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    ours, theirs = load(tiny).state_dict(), load(both).state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def test_slow_loading_shows_a_bar_and_quick_loading_none(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load(tiny)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(weights, "_BAR_AFTER_S", 0.0)
+    monkeypatch.setattr(loading_bar, "QUIET_S", 0.0)
     load(tiny)
     told = capsys.readouterr()
     assert "weights" in told.err and told.out == ""

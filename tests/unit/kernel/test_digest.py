@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from chiasm.checkpoint import WEIGHT_INDEX
 from chiasm.digest import (
     language_model_digest,
     processor_digest,
@@ -49,6 +50,16 @@ def test_files_and_fields_that_mean_nothing_change_nothing(tmp_path: Path) -> No
     other = save(tmp_path / "other", config={**CONFIG, "transformers_version": "4"}, num_files=3)
     assert tower_digest(one) == tower_digest(other)
     assert language_model_digest(one) == language_model_digest(other)
+
+
+def test_weights_that_are_there_a_second_time_count_once(tmp_path: Path) -> None:
+    one = save(tmp_path / "one")
+    both = save(tmp_path / "both", num_files=3)
+    weight_map = {name: f"{number}.safetensors" for number, name in enumerate(tensors())}
+    (both / WEIGHT_INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    save_file(tensors(), both / "consolidated.safetensors")
+    assert tower_digest(one) == tower_digest(both)
+    assert language_model_digest(one) == language_model_digest(both)
 
 
 @pytest.mark.parametrize("full", [False, True])
