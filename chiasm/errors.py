@@ -5,7 +5,6 @@ ChiasmError
 │   ├── InvalidMedia        400  bytes that are not the picture or clip they claim to be
 │   └── TooLarge            413  over a limit on bytes, pixels, frames, tokens
 ├── Unauthenticated         401
-├── PermissionDenied        403
 ├── NotFound                404
 │   └── ModelNotFound       404
 ├── MethodNotAllowed        405
@@ -94,15 +93,6 @@ class Unauthenticated(ChiasmError):
     kind = "authentication_error"
     http_status = 401
     grpc_status = grpc.StatusCode.UNAUTHENTICATED
-
-
-class PermissionDenied(ChiasmError):
-    """A valid key that may not do this."""
-
-    code = "permission_denied"
-    kind = "permission_error"
-    http_status = 403
-    grpc_status = grpc.StatusCode.PERMISSION_DENIED
 
 
 class NotFound(ChiasmError):
@@ -217,7 +207,6 @@ def from_detail(detail: common_pb2.ErrorDetail) -> ChiasmError:
 _BY_STATUS: dict[grpc.StatusCode, type[ChiasmError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
     grpc.StatusCode.CANCELLED: Cancelled,

@@ -93,6 +93,7 @@ def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
         ),
         stop=stop_strings(body),
         tenant_salt=salted(caller.tenant_salt, body.cache_salt),
+        priority=body.priority or 0,
         traceparent=caller.traceparent,
         tracestate=caller.tracestate,
         template_options=body.chat_template_kwargs or {},
@@ -124,6 +125,7 @@ def raw_jobs(body: CompletionBody, caller: Caller, *, vocab_size: int) -> tuple[
             sampling=sampling,
             stop=stop_strings(body),
             tenant_salt=salted(caller.tenant_salt, body.cache_salt),
+            priority=body.priority or 0,
             traceparent=caller.traceparent,
             tracestate=caller.tracestate,
         )

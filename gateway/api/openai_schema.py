@@ -189,6 +189,7 @@ class SamplingBody(BaseModel):
     user: Text | None = None
     return_timings: Flag | None = None
     cache_salt: NonEmpty | None = None
+    priority: Annotated[int, Field(strict=True, ge=-100, le=100)] | None = None
 
     # Refused unless they ask for nothing: see jobs.refuse_unsupported.
     response_format: Any = None

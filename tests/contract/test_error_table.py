@@ -19,7 +19,6 @@ OPENAI_TYPES = {
     "api_error",
     "authentication_error",
     "invalid_request_error",
-    "permission_error",
     "rate_limit_error",
     "service_unavailable_error",
     "timeout_error",

@@ -14,6 +14,7 @@ from gateway.api.jobs import Caller, chat_job, raw_jobs
 from gateway.api.openai_schema import ChatBody, CompletionBody
 from gateway.api.servicer import job_of
 from gateway.messages import ChatJob, MediaOptions, Sampling
+from gateway.order import context_of
 from tests.unit.gateway_face.scripted import chat
 
 CALLER = Caller(request_id="r", tenant_salt=b"tenant")
@@ -59,6 +60,7 @@ SETTINGS = {
         [{"400": 1}, {"-1": 1}, {"abc": 1}, {"1": 101}, {"1": "x"}, {"²": 1}, [1]],
     ),
     "cache_salt": (["x"], ["", 5]),
+    "priority": ([-100, 0, 100], [-101, 101, 1.5, "1", True]),
     "return_timings": ([True], ["yes"]),
     "mm_processor_kwargs": (
         [{}, {"min_pixels": 1, "max_pixels": 5, "fps": 2.0, "max_frames": 8}],
@@ -181,6 +183,13 @@ def test_settings_arrive() -> None:
     assert found.template_options == {"mood": "good"}
 
 
+def test_a_priority_goes_to_every_service() -> None:
+    assert (job().priority, job(priority=5).priority) == (0, 5)
+    body = CompletionBody.model_validate({"model": "demo", "prompt": ["x", "y"], "priority": -5})
+    jobs = raw_jobs(body, CALLER, vocab_size=VOCAB)
+    assert [context_of(each).priority for each in jobs] == [-5, -5]
+
+
 def test_a_cache_salt_separates_and_keeps_the_tenant() -> None:
     salts = {
         job().tenant_salt,
@@ -195,7 +204,15 @@ def test_a_cache_salt_separates_and_keeps_the_tenant() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"logprobs": 21}, {"logprobs": -1}]
+    "fields",
+    [
+        {"echo": True},
+        {"suffix": "x"},
+        {"best_of": 2},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"priority": 101},
+    ],
 )
 def test_completions_refuse_what_they_cannot_do(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -223,6 +240,7 @@ def test_the_other_face_gives_the_same_job() -> None:
         "ignore_eos": True,
         "n": 2,
         "min_tokens": 1,
+        "priority": -7,
     }
     assert job_of(request(**fields), CALLER, vocab_size=VOCAB) == job(**fields)
     assert job_of(request(), CALLER, vocab_size=VOCAB) == job()
@@ -237,6 +255,8 @@ def test_the_other_face_gives_the_same_job() -> None:
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"n": 0}, "n"),
+        ({"priority": 101}, "priority"),
+        ({"priority": -101}, "priority"),
         ({"stop": [""]}, "stop[0]"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids[0]"),
