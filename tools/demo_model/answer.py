@@ -176,3 +176,7 @@ class Endpoint:
         body["max_tokens"] = MAX_NEW_TOKENS
         reply = self._client.post("/v1/chat/completions", json=body).raise_for_status().json()
         return str(reply["choices"][0]["message"]["content"])
+
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()
