@@ -33,6 +33,8 @@ setup: $(VENV)/.stamp-dev ## Virtual environment with everything a CPU machine c
 
 demo: $(VENV)/.stamp-run ## Start all services, ask about the shipped pictures, check the answers, stop
 	@$(BIN)/chiasm demo
+	@echo; echo "The same with the language model over 2 pipeline stages x 2 tensor parallel ranks:"
+	@$(BIN)/chiasm demo --tp-size 2 --pp-size 2
 
 serve: $(VENV)/.stamp-run ## Serve MODEL on PORT with ENCODERS encoders until Ctrl-C
 	@exec $(BIN)/chiasm up --model $(MODEL) --encoders $(ENCODERS) --port $(PORT)
