@@ -171,6 +171,16 @@ class DecoderMetrics:
         self.embedding_lost = Counter(
             "chiasm_embedding_lost", "Parts lost, by cause", ("cause",), registry=self.registry
         )
+        self.fetch_dropped_chunks = Counter(
+            "chiasm_fetch_dropped_chunks",
+            "Chunks of rows that no grant had asked for",
+            registry=self.registry,
+        )
+        self.stale_attempts = Counter(
+            "chiasm_stale_attempts",
+            "Redirects and second sources of an attempt that was over",
+            registry=self.registry,
+        )
         self.slab_pages_held = Gauge(
             "chiasm_slab_pages_held", "Pages of the embedding slab in use", registry=self.registry
         )

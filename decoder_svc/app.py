@@ -83,6 +83,7 @@ async def _run(
         row_format=parts.rows,
         open_receiver=lambda: StreamReceiver(parts.slab.write),
         post=client.mailbox.put,
+        on_dropped=metrics.fetch_dropped_chunks.inc,
     )
     client.on_commands = fetcher.execute
     metrics.slab_pages_held.set_function(lambda: parts.slab_pages - client.load.slab_pages_free)

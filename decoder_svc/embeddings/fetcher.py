@@ -44,6 +44,7 @@ class Fetcher:
         row_format: What the decoder is built for; said in every FetchOpen.
         open_receiver: Makes the transport's landing half of a fetch.
         post: Gets every event, on the loop's thread.
+        on_dropped: Told, at the end of each fetch, how many chunks no grant had asked for.
         gone_s: An encoder whose port has refused connections for so long is dead, and so is its
             writer. (A silent one may be cut off and writing still: it is asked for ever.)
         cancel_s: How long an encoder may take to say Quiesced after Cancel before its stream is
@@ -56,13 +57,14 @@ class Fetcher:
         row_format: RowFormat,
         open_receiver: OpenReceiver,
         post: Callable[[FetchEvent], None],
+        on_dropped: Callable[[int], None] = lambda num_chunks: None,
         gone_s: float = 10.0,
         cancel_s: float = 10.0,
     ) -> None:
-        self.num_dropped_chunks = 0
         self._row_format = row_format
         self._open_receiver = open_receiver
         self._post = post
+        self._on_dropped = on_dropped
         self._gone_s = gone_s
         self._cancel_s = cancel_s
         self._channels = ChannelPool()
@@ -120,7 +122,7 @@ class Fetcher:
         finally:
             # From here on nothing of this task writes into the slab.
             del self._calls[call.fetch_id]
-            self.num_dropped_chunks += call.num_dropped_chunks
+            self._on_dropped(call.num_dropped_chunks)
             call.over.set()
             self._post(Quiesced(call.fetch_id) if quiesced else Broken(call.fetch_id))
 

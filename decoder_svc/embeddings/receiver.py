@@ -92,30 +92,32 @@ class EmbeddingReceiver:
             for part in promise.parts:
                 self._open(request_id, promise.item, parts[part.part], part.source, part.attempt)
 
-    def redirect(self, request_id: str, item: int, part: int, attempt: int, source: Source) -> None:
-        """Replaces every source of a part. Rows that landed stay; stale attempts are ignored."""
+    def redirect(self, request_id: str, item: int, part: int, attempt: int, source: Source) -> bool:
+        """Replaces every source of a part. Rows that landed stay; False for a stale attempt."""
         state = self._part(request_id, item, part)
         if state is None or self._is_stale(attempt, state.attempt):
             self.counters.stale_attempts += 1
-            return
+            return False
         state.attempt = attempt
         for fetch in tuple(state.candidates):
             self._end(fetch)
         if not self._requests[request_id][item].rows.has_all(state.rows):
             self._open(request_id, item, state, source, attempt)
+        return True
 
     def add_source(
         self, request_id: str, item: int, part: int, attempt: int, source: Source
-    ) -> None:
-        """Adds a hedge: whichever source is Ready first serves the part."""
+    ) -> bool:
+        """Adds a hedge: the source Ready first serves the part. False for a stale attempt."""
         state = self._part(request_id, item, part)
         if state is None or self._is_stale(attempt, max(state.attempt - 1, state.lost_attempt)):
             self.counters.stale_attempts += 1
-            return
+            return False
         state.attempt = attempt
         complete = self._requests[request_id][item].rows.has_all(state.rows)
         if state.winner is None and not complete:
             self._open(request_id, item, state, source, attempt)
+        return True
 
     def grant(self, demands: Sequence[Demand]) -> None:
         """Grants pages for demanded rows that are ready, as far as pages allow.

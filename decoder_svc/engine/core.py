@@ -185,7 +185,8 @@ class EngineCore:
         if request is None or move.item not in request.promises:
             return
         use = self._receiver.add_source if move.hedge else self._receiver.redirect
-        use(move.request_id, move.item, move.part, move.attempt, move.source)
+        if not use(move.request_id, move.item, move.part, move.attempt, move.source):
+            self._metrics.stale_attempts.inc()
 
     def _fail_stalled(self) -> None:
         now = self._clock()

@@ -123,6 +123,7 @@ def test_a_lost_part_goes_on_from_another_encoder() -> None:
     sim.mailbox.put(RedirectPart("a", 0, 0, 2, SOURCE))
     sim.run()
     assert sim.told["a"].tokens() == expected(add)
+    assert sim.metrics.stale_attempts._value.get() == 1
 
 
 def test_a_replay_that_had_ended_ends_at_once() -> None:

@@ -194,11 +194,16 @@ class Decoder:
             row_format=row_format,
         )
         self.events: list[FetchEvent] = []
+        self.dropped: list[int] = []
         self.notices: list[Notice] = []
         self.news = asyncio.Event()
         make = open_receiver or (lambda slab: lambda: StreamReceiver(slab.write))
         self.fetcher = Fetcher(
-            row_format=row_format, open_receiver=make(self.slab), post=self._post, gone_s=0.3
+            row_format=row_format,
+            open_receiver=make(self.slab),
+            post=self._post,
+            on_dropped=self.dropped.append,
+            gone_s=0.3,
         )
         self.demands: list[Demand] = []
 

@@ -119,6 +119,17 @@ async def test_a_lying_encoder_costs_its_part_and_touches_no_other_memory(first,
         d.receiver.check()
 
 
+@pytest.mark.parametrize(
+    "stray", [chunk(0, 10 * PAGE), chunk(1 << 62, 8), chunk(8, 8), chunk(0, PAGE, segment=9)]
+)
+async def test_chunks_that_nobody_asked_for_are_counted(stray: R) -> None:
+    async with serving(Scripted([ready(0, 8)], [stray, stray])) as server, decoder() as d:
+        d.want("r", media_plan("a", 8), [Source(b"e", server.address, 1)])
+        await d.until(lambda: bool(d.notices))
+        await d.idle()
+        assert d.dropped == [2]
+
+
 async def test_an_encoder_that_never_says_quiesced_is_broken_off() -> None:
     class Deaf(Scripted):
         async def Fetch(self, requests, context):

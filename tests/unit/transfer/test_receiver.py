@@ -183,9 +183,11 @@ def test_a_new_attempt_asks_only_for_missing_rows() -> None:
 def test_a_stale_redirect_is_ignored_and_counted(attempt: int) -> None:
     r = receiver()
     started(r)
-    r.redirect("r", 0, 0, attempt, B)
-    r.redirect("gone", 0, 0, 5, B)
+    assert not r.redirect("r", 0, 0, attempt, B)
+    assert not r.redirect("gone", 0, 0, 5, B)
     assert r.take_commands() == []
+    assert r.counters.stale_attempts == 2
+    assert r.redirect("r", 0, 0, 2, B)
     assert r.counters.stale_attempts == 2
 
 
