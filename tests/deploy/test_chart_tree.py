@@ -75,9 +75,13 @@ def test_metrics_that_are_watched_exist() -> None:
     for metrics in (GatewayMetrics(), EncoderMetrics(), DecoderMetrics()):
         for family in metrics.registry.collect():
             known |= {family.name, f"{family.name}_total", f"{family.name}_bucket"}
-    enabled = {"image": {"repository": "r"}, "monitoring": {"rules": {"enabled": True}}}
-    rules = yaml.safe_load(render(enabled)["prometheusrule.yaml"])["spec"]["groups"][0]["rules"]
-    expressions = " ".join(rule["expr"] for rule in rules)
+    on = {"enabled": True}
+    made = render({"image": {"repository": "r"}, "monitoring": {"rules": on, "dashboard": on}})
+    rules = yaml.safe_load(made["prometheusrule.yaml"])["spec"]["groups"][0]["rules"]
+    (board,) = yaml.safe_load(made["dashboard.yaml"])["data"].values()
+    panels = [panel["targets"][0] for panel in json.loads(board)["panels"]]
+    assert len(panels) == 9
+    expressions = " ".join(item["expr"] for item in (*rules, *panels))
     watched = set(re.findall(r"\b(chiasm_\w+)", expressions))
     assert len(rules) >= 8
     assert watched <= known
@@ -90,7 +94,7 @@ EVERYTHING: Object = {
     "image": {"repository": "registry.example.com/chiasm"},
     "ingress": {"enabled": True, "host": "a.example.com"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
-    "monitoring": {"podMonitor": {"enabled": True}, "rules": {"enabled": True}},
+    "monitoring": {name: {"enabled": True} for name in ("podMonitor", "rules", "dashboard")},
     "helmTest": {"apiKey": {"secret": "test-key"}},
     "apiKeys": {"existingSecret": "keys"},
     "defaults": {"autoscaling": {"prometheus": "http://prometheus:9090"}},
