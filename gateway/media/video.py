@@ -15,10 +15,11 @@ from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
-from chiasm.errors import InvalidMedia
+from chiasm.errors import InvalidMedia, TooLarge
 from chiasm.formats import VIDEO_FORMATS
 
 _NO_VIDEO = "no decodable video stream"
+_NO_CODEC = "none"  # of that name
 _MAX_FRAMES = 4_000_000  # 18 hours at 60 frames/s
 _PACKETS_TO_FIRST_FRAME = 64
 
@@ -38,6 +39,7 @@ def read_video(data: bytes, media_type: str, *, max_pixels: int, param: str) -> 
 
     Raises:
         InvalidMedia: No video stream with a known codec, or no packet in it. Cover art is no video.
+        TooLarge: Its container says that frames have more pixels.
     """
     limits = {"max_pixels": str(max_pixels)}  # FFmpeg decodes while it probes, too
     try:
@@ -57,9 +59,32 @@ def read_video(data: bytes, media_type: str, *, max_pixels: int, param: str) -> 
     if not times:
         raise InvalidMedia(_NO_VIDEO, param=param)
     if min(sides) < 1:  # also what FFmpeg says of a size beyond the limit
+        height, width = _claimed_sides(data, media_type)
+        if height * width > max_pixels:
+            raise TooLarge(f"{width}x{height} is more than {max_pixels} pixels", param=param)
         raise InvalidMedia(f"{_NO_VIDEO} of at most {max_pixels} pixels", param=param)
     height, width = reversed(sides) if turns.quarter else sides
     return Clip(height, width, tuple(times), times[-1] + last_s)
+
+
+def _claimed_sides(data: bytes, media_type: str) -> tuple[int, int]:
+    """Height and width by the container, where it says so (MPEG-4 Part 2 in MP4 does not), else 0.
+
+    No codec is opened, so that no frame is decoded, however large.
+    """
+    try:
+        with av.open(
+            io.BytesIO(data),
+            format=VIDEO_FORMATS[media_type],
+            options={"codec_whitelist": _NO_CODEC},
+        ) as container:
+            assert isinstance(container, InputContainer), "opened for reading"
+            stream = _pick(container)
+            if stream is None:
+                return 0, 0
+            return stream.codec_context.height, stream.codec_context.width
+    except (av.FFmpegError, ValueError, OverflowError):
+        return 0, 0
 
 
 class _Turns:

@@ -125,6 +125,23 @@ def test_clips_are_counted_by_packets(frames: int) -> None:
     assert found.media_type == "video/mp4"
 
 
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("mpegts", "mpeg4")],
+)
+def test_a_clip_of_too_many_pixels_is_too_large(container: str, codec: str) -> None:
+    """Whether or not FFmpeg still tells its size then."""
+    data = clip(2, container=container, codec=codec)
+    assert header(data, Modality.VIDEO, max_pixels=80 * 64).width == 64
+    with pytest.raises(TooLarge, match="64x48 is more than 3071 pixels"):
+        header(data, Modality.VIDEO, max_pixels=64 * 48 - 1)
+
+
+def test_a_clip_that_does_not_tell_its_size_is_refused_with_the_limit() -> None:
+    with pytest.raises(InvalidMedia, match="of at most 3071 pixels"):
+        header(clip(2, codec="mpeg4"), Modality.VIDEO, max_pixels=64 * 48 - 1)
+
+
 @pytest.mark.parametrize(("degrees", "size"), [(0, (48, 64)), (90, (64, 48)), (180, (48, 64))])
 def test_display_rotation(degrees: int, size: tuple[int, int]) -> None:
     found = header(clip(4, rotation=degrees), Modality.VIDEO)
