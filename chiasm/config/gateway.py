@@ -76,7 +76,7 @@ class GatewayConfig:
     grpc_port: int = 0
     """Port of the gRPC face; 0 takes a free one."""
     discovery: str = "static"
-    """static, dns (names of headless services, looked up again and again) or kubernetes."""
+    """static, or dns (names of headless services, looked up again and again)."""
     encoder_urls: tuple[str, ...] = ()
     """Encoders, host:port; with dns every address behind the name."""
     decoder_urls: tuple[str, ...] = ()
@@ -87,7 +87,5 @@ class GatewayConfig:
     """File of SHA-256 hex digests of API keys, one a line; empty = no keys asked for."""
 
     def __post_init__(self) -> None:
-        if self.discovery not in ("static", "dns", "kubernetes"):
-            raise ValueError(
-                f"--discovery must be static, dns or kubernetes, got {self.discovery!r}"
-            )
+        if self.discovery not in ("static", "dns"):
+            raise ValueError(f"--discovery must be static or dns, got {self.discovery!r}")

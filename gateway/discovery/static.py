@@ -27,13 +27,8 @@ def discovery_for(config: GatewayConfig) -> Discovery:
     """The source that `--discovery` names.
 
     Raises:
-        ValueError: One that this build does not have, or addresses that are missing or malformed.
+        ValueError: Addresses are missing or malformed.
     """
-    if config.discovery == "kubernetes":
-        raise ValueError(
-            "--discovery kubernetes is not available in this version; "
-            "use dns with the names of headless services"
-        )
     if not config.decoder_urls:
         raise ValueError(f"--decoder-urls is needed with --discovery {config.discovery}")
     encoders = tuple(_address(url) for url in config.encoder_urls)

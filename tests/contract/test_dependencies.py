@@ -31,7 +31,7 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Imported by the kernel only where a service that has it needs it, or only if it is there.
-OPTIONAL = {"huggingface_hub", "prometheus_client", "torch", "nixl_cu12", "nixl_cu13", "kubernetes"}
+OPTIONAL = {"huggingface_hub", "prometheus_client", "torch", "nixl_cu12", "nixl_cu13"}
 
 
 def names(requirements: list[str]) -> set[str]:
