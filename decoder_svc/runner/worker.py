@@ -6,6 +6,7 @@ It never decides anything. Should it raise, it says so and ends; the engine star
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -75,7 +76,8 @@ class RankTask:
 
 
 class Voice:
-    """The rank's side of its channel. Its thread says "alive" and ends the process with the engine.
+    """The rank's side of its channel. Its thread says "alive" and ends the process with the engine,
+    and with the process that started it: on another host that is not the engine's.
 
     Args:
         channel: To the engine.
@@ -101,11 +103,14 @@ class Voice:
     def _beat(self) -> None:
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLRDHUP)
+        if starter := multiprocessing.parent_process():
+            # The fork server does not end with its starter while ranks of it live.
+            poller.register(starter.sentinel, select.POLLIN | select.POLLHUP)
         try:
             while not poller.poll(BEAT_S * 1e3):
                 self.say(Alive())
         finally:
-            os._exit(0)  # the engine has gone, and with it whatever this rank waits for
+            os._exit(0)  # who is served has gone, and with it whatever this rank waits for
 
 
 def run_rank(task: RankTask, channel: Connection) -> None:
