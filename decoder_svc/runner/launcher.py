@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -72,29 +73,21 @@ class Launcher:
         self._directory = tempfile.TemporaryDirectory(prefix="chiasm-ranks-")
         parallel = config.parallel
         local = rendezvous.local_ranks(tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-        self._tasks = tuple(
-            RankTask(
-                rank=rank,
-                local_rank=rank,
-                num_local=len(local),
-                config=config,
-                model_dir=model_dir,
-                text=text,
-                row_dtype=row_dtype,
-                slab_name=slab.name,
-                slab_bytes=slab.size,
-                rendezvous=rendezvous,
-                store_path=f"{self._directory.name}/store",
-            )
-            for rank in local
+        first = RankTask(
+            rank=local[0],
+            local_rank=local[0],
+            num_local=len(local),
+            config=config,
+            model_dir=model_dir,
+            text=text,
+            row_dtype=row_dtype,
+            slab_name=slab.name,
+            slab_bytes=slab.size,
+            rendezvous=rendezvous,
+            store_path=f"{self._directory.name}/store",
         )
-        self._hub: RankHub | None = None
-        if rendezvous.num_nodes > 1:
-            self._hub = RankHub(
-                rendezvous,
-                read_token(parallel.rank_token_file),
-                range(len(local), parallel.world_size),
-            )
+        self._tasks = tuple(replace(first, rank=rank, local_rank=rank) for rank in local)
+        self._hub = _hub(rendezvous, config, range(len(local), parallel.world_size))
 
     def __call__(self, start: Start) -> RankGroup | None:
         """Starts every rank of this machine, once those of other machines have come.
@@ -118,3 +111,10 @@ class Launcher:
         if self._hub is not None:
             self._hub.close()
         self._directory.cleanup()
+
+
+def _hub(rendezvous: Rendezvous, config: DecoderConfig, remote: range) -> RankHub | None:
+    """Where the ranks of other hosts come in; None when there are no others."""
+    if rendezvous.num_nodes == 1:
+        return None
+    return RankHub(rendezvous, read_token(config.parallel.rank_token_file), remote)
