@@ -125,8 +125,11 @@ class _ByteDecoder:
         return self._utf8.decode(b"".join(map(self._vocabulary.bytes_of, token_ids)))
 
     def flush(self) -> str:
+        held = self._utf8.getstate()[0]
         self._utf8.reset()
-        return ""
+        # CPython waits for the third byte of a surrogate, which no byte can make a character.
+        is_surrogate = held[:1] == b"\xed" and held[1:] >= b"\xa0"
+        return _REPLACEMENT * len(held) if is_surrogate else ""
 
 
 class _WindowDecoder:

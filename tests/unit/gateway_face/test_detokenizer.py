@@ -71,6 +71,14 @@ def test_bytes_the_model_truly_got_wrong_show_as_replacement_characters() -> Non
     assert "".join(pieces) == "a\ufffd\ufffdb"
 
 
+@pytest.mark.parametrize("tail", [b"\xed\xa0", b"\xed\xbf"])
+def test_half_a_surrogate_at_the_end_is_wrong_not_open(tail: bytes) -> None:
+    """No third byte makes a character of it."""
+    for cuts in ([1, 1, 1], [3]):
+        assert "".join(spoken(byte_ids(b"a" + tail), cuts=cuts)[0]) == "a\ufffd\ufffd"
+    assert "".join(spoken(byte_ids(b"a\xed\x9f"), cuts=[1, 1, 1])[0]) == "a"
+
+
 def test_special_tokens_have_no_text() -> None:
     (end,) = VOCABULARY.encode_with_specials("<|im_end|>")
     pieces, _ = spoken([*byte_ids(b"a"), end, *byte_ids(b"b")], cuts=[1, 1])
