@@ -54,7 +54,7 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] == "Z" else fields
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s"
