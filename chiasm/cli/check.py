@@ -32,10 +32,14 @@ gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 print(json.dumps({"version": torch.__version__, "gpus": gpus, "threads": torch.get_num_threads()}))
 """
 _PROBE_NIXL = """
+import sys
 try:
     from nixl_cu13._api import nixl_agent, nixl_agent_config
 except ImportError:
-    from nixl_cu12._api import nixl_agent, nixl_agent_config
+    try:
+        from nixl_cu12._api import nixl_agent, nixl_agent_config
+    except ModuleNotFoundError:
+        sys.exit("not installed")
 nixl_agent("check", nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 print('{"ok": true}')
 """
