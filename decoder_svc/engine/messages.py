@@ -130,8 +130,8 @@ class RequestDone:
     def __str__(self) -> str:
         """For the log."""
         return (
-            f"{self.prompt_tokens} + {self.completion_tokens} tokens, "
-            f"{self.cached_tokens} cached; ms: queue {self.queue_ms:.1f}, transfer {self.transfer_ms:.1f}, "
+            f"{self.prompt_tokens} + {self.completion_tokens} tokens, {self.cached_tokens} cached; "
+            f"ms: queue {self.queue_ms:.1f}, transfer {self.transfer_ms:.1f}, "
             f"prefill {self.prefill_ms:.1f}, decode {self.decode_ms:.1f}"
         )
 
