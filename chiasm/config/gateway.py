@@ -76,9 +76,9 @@ class GatewayConfig:
     grpc_port: int = 0
     """Port of the gRPC face; 0 takes a free one."""
     discovery: str = "static"
-    """static, or dns (names of headless services, looked up again and again)."""
+    """static, dns (names of headless services, looked up again and again) or kubernetes."""
     encoder_urls: tuple[str, ...] = ()
-    """Encoders, host:port; with dns every address behind the name."""
+    """Encoders, host:port; dns: every address behind; kubernetes: service.namespace:port."""
     decoder_urls: tuple[str, ...] = ()
     """Decoders, likewise."""
     served_model_name: tuple[str, ...] = ()
@@ -87,5 +87,7 @@ class GatewayConfig:
     """File of SHA-256 hex digests of API keys, one a line; empty = no keys asked for."""
 
     def __post_init__(self) -> None:
-        if self.discovery not in ("static", "dns"):
-            raise ValueError(f"--discovery must be static or dns, got {self.discovery!r}")
+        if self.discovery not in ("static", "dns", "kubernetes"):
+            raise ValueError(
+                f"--discovery must be static, dns or kubernetes, got {self.discovery!r}"
+            )

@@ -6,7 +6,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY chiasm chiasm
 COPY gateway gateway
 RUN python -m venv /opt/chiasm \
-    && /opt/chiasm/bin/pip install --no-cache-dir -c constraints.txt '.[gateway]'
+    && /opt/chiasm/bin/pip install --no-cache-dir -c constraints.txt '.[gateway,kubernetes]'
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home chiasm

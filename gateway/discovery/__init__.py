@@ -3,6 +3,14 @@
 from gateway.discovery.base import Discovery
 from gateway.discovery.dns import DnsDiscovery
 from gateway.discovery.fleet import Fleet
+from gateway.discovery.kubernetes import KubernetesDiscovery
 from gateway.discovery.static import StaticDiscovery, discovery_for
 
-__all__ = ["Discovery", "DnsDiscovery", "Fleet", "StaticDiscovery", "discovery_for"]
+__all__ = [
+    "Discovery",
+    "DnsDiscovery",
+    "Fleet",
+    "KubernetesDiscovery",
+    "StaticDiscovery",
+    "discovery_for",
+]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from chiasm.config import GatewayConfig
 from gateway.discovery.base import Discovery, Peer, PeerRole
 from gateway.discovery.dns import DnsDiscovery
+from gateway.discovery.kubernetes import KubernetesDiscovery
 
 
 class StaticDiscovery:
@@ -27,10 +28,12 @@ def discovery_for(config: GatewayConfig) -> Discovery:
     """The source that `--discovery` names.
 
     Raises:
-        ValueError: Addresses are missing or malformed.
+        ValueError: Addresses are missing or malformed, or there is no cluster to ask.
     """
     if not config.decoder_urls:
         raise ValueError(f"--decoder-urls is needed with --discovery {config.discovery}")
+    if config.discovery == "kubernetes":
+        return KubernetesDiscovery(encoders=config.encoder_urls, decoders=config.decoder_urls)
     encoders = tuple(_address(url) for url in config.encoder_urls)
     decoders = tuple(_address(url) for url in config.decoder_urls)
     if config.discovery == "dns":

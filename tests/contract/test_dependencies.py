@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OURS = {"chiasm", "gateway", "encoder_svc", "decoder_svc"}
 EXTRAS = {
     "chiasm": (),
-    "gateway": ("gateway",),
+    "gateway": ("gateway", "kubernetes"),
     "encoder_svc": ("encoder",),
     "decoder_svc": ("decoder",),
 }

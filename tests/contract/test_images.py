@@ -45,5 +45,5 @@ def test_image_files_fit_the_tree(path: Path) -> None:
 def test_the_gateways_image_gets_no_torch() -> None:
     text = (ROOT / "deploy" / "docker" / "gateway.Dockerfile").read_text(encoding="utf-8")
     assert not re.search(r"torch==|encoder_svc|decoder_svc", text)
-    words = " ".join(EXTRAS["gateway"])
+    words = " ".join(EXTRAS["gateway"] + EXTRAS["kubernetes"])
     assert not re.search(r"torch|transformers|safetensors", words)
