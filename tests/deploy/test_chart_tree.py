@@ -108,6 +108,7 @@ EVERYTHING: Object = {
 CHANGES: dict[str, Any] = {
     "image.pullPolicy": "Always",
     "image.pullSecrets": ["registry"],
+    "gateway.discovery": "kubernetes",
     "model.source": "demo",
     "model.hub.id": "org/other",
     "model.image.pullPolicy": "Always",

@@ -12,8 +12,8 @@ from chiasm.checkpoint import DEMO
 from chiasm.config.load import settings, to_mapping
 from chiasm.server import LIVE
 from decoder_svc.parallel.launch import rendezvous_of
-from gateway.discovery import discovery_for
-from gateway.discovery.dns import DnsDiscovery
+from gateway.discovery import DnsDiscovery, KubernetesDiscovery, discovery_for
+from gateway.discovery.api_server import Cluster
 from tests.deploy.chart import (
     CHART,
     CONFIGS,
@@ -67,7 +67,12 @@ def assert_within(given: Object, effective: Object) -> None:
 
 
 @by_scenario
-def test_the_gateway_looks_for_the_headless_services(path: Path) -> None:
+def test_the_gateway_looks_for_the_headless_services(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "gateway.discovery.kubernetes.find_cluster", lambda: Cluster(None, "models")
+    )
     found = objects(scenario(path))
     config = config_of("gateway", pods(found)["gateway"])
     services = of_kind(found, "Service")
@@ -77,7 +82,31 @@ def test_the_gateway_looks_for_the_headless_services(path: Path) -> None:
         assert url == f"{service['metadata']['name']}:{port['port']}"
         assert service["spec"]["clusterIP"] == "None"
         assert service["spec"]["publishNotReadyAddresses"]
-    assert isinstance(discovery_for(config), DnsDiscovery)
+    wanted = KubernetesDiscovery if asks_the_api_server(path) else DnsDiscovery
+    assert isinstance(discovery_for(config), wanted)
+
+
+def asks_the_api_server(path: Path) -> bool:
+    return scenario(path).get("gateway", {}).get("discovery") == "kubernetes"
+
+
+@by_scenario
+def test_only_gateways_that_ask_the_api_server_may_and_only_for_slices(path: Path) -> None:
+    found = objects(scenario(path))
+    asks = asks_the_api_server(path)
+    tokens = {role for role, pod in pods(found).items() if pod["automountServiceAccountToken"]}
+    assert tokens == ({"gateway"} if asks else set())
+    roles = [item for item in found if item["kind"] in ("Role", "ClusterRole")]
+    bindings = [item for item in found if item["kind"].endswith("Binding")]
+    assert len(roles) == len(bindings) == asks
+    for role, binding in zip(roles, bindings, strict=True):
+        slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]}
+        assert role["rules"] == [slices | {"verbs": ["get", "list", "watch"]}]
+        assert (role["kind"], binding["roleRef"]["kind"]) == ("Role", "Role")
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        (subject,) = binding["subjects"]
+        assert subject["name"] == pods(found)["gateway"]["serviceAccountName"]
+        assert (subject["kind"], subject["namespace"]) == ("ServiceAccount", "models")
 
 
 def test_defaults_are_the_services_own() -> None:
@@ -204,7 +233,6 @@ def test_pods_may_do_nothing_but_serve(path: Path) -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["readOnlyRootFilesystem"] is not ("18" in path.name and role == "gateway")
         assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
-        assert not pod["automountServiceAccountToken"]
         assert not pod["enableServiceLinks"]
 
 

@@ -61,6 +61,7 @@ def test_unknown_keys_are_named(key: str) -> None:
         ("decoder.shmSize", "2 gigabytes"),
         ("encoder.gpuResource", "gpu"),
         ("encoder.autoscaling.engine", "vpa"),
+        ("gateway.discovery", "static"),
         ("model.source", "s3"),
         ("model.hub.id", "no-organisation"),
         ("model.pvc.path", "/absolute"),

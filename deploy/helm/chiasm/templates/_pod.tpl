@@ -25,7 +25,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "chiasm.serviceAccount" $root }}
-  automountServiceAccountToken: false
+  automountServiceAccountToken: {{ eq (dig "discovery" "" $role) "kubernetes" }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ include "chiasm.graceSeconds" $role }}
   securityContext:

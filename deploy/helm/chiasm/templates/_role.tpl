@@ -37,7 +37,7 @@
 {{- if eq $name "gateway" -}}
 {{-   $_ := set $server "port" 8000 -}}
 {{-   $_ := set $own "grpc_port" 50051 -}}
-{{-   $_ := set $own "discovery" "dns" -}}
+{{-   $_ := set $own "discovery" $role.discovery -}}
 {{-   range $peer := list "encoder" "decoder" -}}
 {{-     $address := printf "%s:50051" (include "chiasm.name" (list $root $peer)) -}}
 {{-     $_ := set $own (printf "%s_urls" $peer) (list $address) -}}
