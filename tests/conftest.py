@@ -1,4 +1,4 @@
-"""What every test relies on: one thread a process, no network. Prints the parity table at the end."""
+"""What every test relies on (one thread a process, no network), and the parity table at the end."""
 
 from __future__ import annotations
 
