@@ -49,7 +49,7 @@ class Watching:
         last = self.sets[-1] if self.sets else ()
         return {peer.address.rpartition(":")[0] for peer in last if peer.role is PeerRole.ENCODER}
 
-    async def becomes(self, *hosts: str, seconds: float = SOON_S) -> None:
+    async def becomes(self, *hosts: str, seconds: float = 3.0) -> None:
         await until(lambda: self.sets and self.hosts == set(hosts), seconds)
 
 
@@ -222,7 +222,7 @@ async def test_an_answer_of_410_is_listed_again_too(api: FakeApiServer) -> None:
         await until(lambda: api.count("watch") == 2, 3.0)
         api.refusal = 0
         api.put(slice_of("e-2", "encoders", endpoint(B)))
-        await found.becomes(A, B, seconds=2.0)
+        await found.becomes(A, B)
         assert api.count("list") >= 2
 
 
