@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
-from multiprocessing import shared_memory
+import secrets
+from pathlib import Path
+
+_FOLDER = Path("/dev/shm")
+_PREFIX = "chiasm-slab-"
 
 
 class Slab:
     """`size` bytes that processes of one machine share by name.
 
-    The creator unlinks it; ranks attach by name and only close it.
+    The creator unlinks it, and holds a lock on it as long as it lives; ranks attach by name and
+    only close it. What a creator that was killed left behind is removed by the next one.
 
     Args:
         size: Bytes; rounded up to the system's page by the kernel, never shown.
@@ -24,23 +30,20 @@ class Slab:
         if size < 1:
             raise ValueError(f"a slab needs at least one byte, got {size}")
         self.size = size
-        self._block: shared_memory.SharedMemory | None = None
+        self._lock: int | None = None
         if name is None:
-            self._block = shared_memory.SharedMemory(create=True, size=size)
-            memory = self._block.buf
-            assert memory is not None, "a new block has memory"
-            self.name = self._block.name
+            _sweep()
+            self.name, file = _create(size)
+            self._lock = file
+            self._map = mmap.mmap(file, size)
         else:
-            # Not by SharedMemory: until Python 3.13 it hands an attached block to the resource
-            # tracker, which unlinks it when this process ends, under the creator's feet.
-            file = os.open(os.path.join("/dev/shm", name.lstrip("/")), os.O_RDWR)
+            self.name = name
+            file = os.open(_FOLDER / name, os.O_RDWR)
             try:
                 self._map = mmap.mmap(file, size)
             finally:
                 os.close(file)
-            memory = memoryview(self._map)
-            self.name = name
-        self._view = memory[:size]
+        self._view = memoryview(self._map)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Copies bytes in. Raises ValueError when they would leave the slab."""
@@ -56,13 +59,41 @@ class Slab:
     def close(self) -> None:
         """Lets go of the memory; the creator also removes it. Idempotent."""
         self._view.release()
-        if self._block is not None:
-            block, self._block = self._block, None
-            block.close()
-            block.unlink()
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            (_FOLDER / self.name).unlink(missing_ok=True)
+            os.close(lock)
 
     def __enter__(self) -> Slab:
         return self
 
     def __exit__(self, *failure: object) -> None:
         self.close()
+
+
+def _create(size: int) -> tuple[str, int]:
+    """A new block, locked: its name and its descriptor."""
+    while True:
+        path = _FOLDER / f"{_PREFIX}{secrets.token_hex(8)}"
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():  # else another creator swept it before it was locked
+            os.ftruncate(file, size)
+            return path.name, file
+        os.close(file)
+
+
+def _sweep() -> None:
+    """Removes blocks that nobody holds a lock on: their creators were killed."""
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(file)

@@ -66,3 +66,35 @@ async def test_a_leased_channel_works() -> None:
         stub = encoder_pb2_grpc.EncoderStub(channel)
         assert (await stub.Describe(common_pb2.DescribeRequest())).role == "encoder"
     await pool.close()
+
+
+CREATE = """
+import time
+from decoder_svc.embeddings.slab import Slab
+print(Slab(16).name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_creator_left_is_removed_by_the_next_and_a_live_one_is_kept() -> None:
+    creators = [
+        subprocess.Popen([sys.executable, "-c", CREATE], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        paths = [
+            Path("/dev/shm", creator.stdout.readline().strip())
+            for creator in creators
+            if creator.stdout is not None
+        ]
+        creators[0].kill()
+        creators[0].wait()
+        assert all(path.exists() for path in paths)
+        with Slab(16):
+            assert [path.exists() for path in paths] == [False, True]
+    finally:
+        for creator in creators:
+            creator.kill()
+            creator.communicate()
+    with Slab(16):
+        assert not any(path.exists() for path in paths)
