@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +93,8 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
     """A process for every rank; this one computes nothing."""
     rows, slab_pages = _slab(config, text, choose_placement(config))
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
-    executor: Executor | None = None
-    try:
+    with ExitStack() as undo:
+        undo.callback(slab.close)
         launcher = Launcher(
             config,
             text,
@@ -103,13 +104,10 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
             rendezvous=rendezvous_of(os.environ),
         )
         executor = RanksExecutor(launcher, depth=config.parallel.pp_size)
+        undo.callback(executor.close)
         num_blocks = executor.start()
         max_model_len = _max_model_len(config, text, num_blocks)
-    except BaseException:
-        if executor is not None:
-            executor.close()
-        slab.close()
-        raise
+        undo.pop_all()
     return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
 
 
