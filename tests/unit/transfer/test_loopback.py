@@ -116,10 +116,10 @@ async def test_interest_of_a_fetch_outlives_its_encode_stream() -> None:
 
 
 async def test_an_abort_never_lets_old_rows_into_new_pages() -> None:
-    """Abort A, start B with another picture on the same pages, 200 times."""
+    """Abort A, start B with another picture on the same pages, 500 times."""
     engine = PatternEngine(segment_rows=16)
     async with encoder(engine) as e, decoder(pages=8) as d:
-        for index in range(200):
+        for index in range(500):
             plan_a, plan_b = media_plan(f"a{index}", 60), media_plan(f"b{index}", 60)
             (id_a, call_a), (id_b, call_b) = await e.encode(plan_a), await e.encode(plan_b)
             d.want("a", plan_a, [e.source(id_a)])
