@@ -12,12 +12,15 @@ import torch
 
 from chiasm.rows import RowFormat
 from encoder_svc.geometry import Geometry
+from encoder_svc.graphs import GraphedTower
 from encoder_svc.messages import RowBuffer
 from encoder_svc.models.base import VisionTower
 from encoder_svc.weights import load_tower
 from encoder_svc.work import PreparedUnit, RunFailure
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_GRAPHS = 32
+_MAX_GRAPH_PATCHES = 16384
 NON_FINITE = "the vision tower made values that are not finite"
 
 
@@ -59,6 +62,11 @@ class TowerRunner:
         self._tower = tower
         self._device = next(tower.parameters()).device
         self._row_dtype = row_dtype
+        self._forward = (
+            GraphedTower(tower, keep=_GRAPHS, max_patches=_MAX_GRAPH_PATCHES)
+            if self._device.type == "cuda"
+            else tower
+        )
         self.family: str = tower.family
         self.geometry: Geometry = tower.geometry
         self.row_format = RowFormat(
@@ -82,7 +90,7 @@ class TowerRunner:
         """See `encoder_svc.work.Runner`."""
         # Copied even when there is one: how numpy aligned it must not show in the last bits.
         patches = torch.cat([self._to_device(unit) for unit in batch])
-        rows = self._tower(patches, [unit.grid for unit in batch]).to(self._row_dtype)
+        rows = self._forward(patches, [unit.grid for unit in batch]).to(self._row_dtype)
         counts = [self.geometry.rows(unit.grid.patches) for unit in batch]
         assert rows.shape == (sum(counts), self.row_format.levels * self.row_format.hidden_size)
         buffers = [_cut(part, segment_rows) for part in rows.split(counts)]

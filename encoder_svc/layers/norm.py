@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from chiasm.kernels.norm import add_rms_norm, rms_norm
+
 
 class RMSNorm(nn.Module):
     """Zhang and Sennrich 2019. Computed in float32, returned in the weight's dtype."""
@@ -16,6 +18,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return self.weight * (wide * scale).to(self.weight.dtype)
+        return rms_norm(x, self.weight, eps=self._eps)
+
+    def after(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream with a block's output added, in x's dtype, and its normalisation."""
+        return add_rms_norm(x, delta, self.weight, eps=self._eps)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def axial_angles(y_N: Tensor, x_N: Tensor, *, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [N, 1, head_dim].
+class Angles(NamedTuple):
+    """Cosines and sines of each token's angles, float32 [N, D/2] each."""
 
-    Su et al. 2021, applied to each axis with a quarter of the head's dimensions as frequencies.
-    """
+    cos: Tensor
+    sin: Tensor
+
+
+def axial_angles(y_N: Tensor, x_N: Tensor, *, head_dim: int, theta: float) -> Angles:
+    """Su et al. 2021, on each axis, with a quarter of the head's dimensions as frequencies."""
     per_axis = head_dim // 2
     steps = torch.arange(0, per_axis, 2, dtype=torch.float32, device=y_N.device)
     frequencies = 1.0 / theta ** (steps / per_axis)
     angles = torch.cat(
         (y_N[:, None].float() * frequencies, x_N[:, None].float() * frequencies), dim=-1
     )
-    both = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-    return both.cos(), both.sin()
+    return Angles(angles.cos(), angles.sin())
 
 
-def rotate(x_NHD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> Tensor:
+def rotate(x_NHD: Tensor, angles: Angles) -> Tensor:
     """Turns pairs (i, i + D/2) of each head, in float32, and returns x's dtype."""
-    wide = x_NHD.float()
-    first, second = wide.chunk(2, dim=-1)
-    turned = wide * cos_N1D + torch.cat((-second, first), dim=-1) * sin_N1D
+    first, second = x_NHD.float().chunk(2, dim=-1)
+    cos, sin = angles.cos.unsqueeze(1), angles.sin.unsqueeze(1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x_NHD.dtype)

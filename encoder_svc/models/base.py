@@ -44,3 +44,6 @@ class VisionTower(nn.Module, ABC):
     def wide_parameters(self) -> frozenset[str]:
         """Names of parameters a float16 tower keeps in float32 against overflow."""
         return frozenset()
+
+    def fuse(self) -> None:
+        """Joins and pads matrices for speed, once the weights are in; rows stay as they are."""

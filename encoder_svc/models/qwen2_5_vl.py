@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chiasm.plan import Grid
@@ -21,7 +20,8 @@ from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
 from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.norm import RMSNorm
-from encoder_svc.layers.rotary import axial_angles, rotate
+from encoder_svc.layers.rotary import Angles
+from encoder_svc.layers.windows import WindowLayouts, WindowShape
 from encoder_svc.models.base import VisionTower
 
 
@@ -100,7 +100,7 @@ class Qwen25VisionTower(VisionTower):
     prefixes = ("visual.", "model.visual.")
     levels = 1
 
-    def __init__(self, config: VisionConfig, *, attention: str = "reference") -> None:
+    def __init__(self, config: VisionConfig, *, attention: str = "fused") -> None:
         super().__init__()
         self.config = config
         self.geometry = config.geometry
@@ -109,11 +109,25 @@ class Qwen25VisionTower(VisionTower):
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config)
+        self._layouts = WindowLayouts(
+            WindowShape(
+                merge=config.geometry.merge,
+                window_cells=config.window_cells,
+                head_dim=config.head_dim,
+                theta=config.rope_theta,
+            )
+        )
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Qwen25VisionTower:
         """See `VisionTower`."""
         return cls(VisionConfig.from_hf(config.get("vision_config") or {}))
+
+    def fuse(self) -> None:
+        """See `VisionTower`."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.mlp.fuse()
 
     def wide_parameters(self) -> frozenset[str]:
         """See `VisionTower`."""
@@ -122,17 +136,16 @@ class Qwen25VisionTower(VisionTower):
 
     def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """See `VisionTower`."""
-        layout = _Layout.of(self.config, grids, patches.device)
+        layout = self._layouts.of(grids, patches.device)
         x_NC = layout.to_windows(self.patch_embed(patches))
         if x_NC.dtype is torch.float16:
             x_NC = x_NC.float()  # the residual stream outgrows float16 in late blocks
-        angles = axial_angles(
-            layout.y_N, layout.x_N, head_dim=self.config.head_dim, theta=self.config.rope_theta
-        )
+        delta_NC = torch.zeros_like(x_NC)
         for index, block in enumerate(self.blocks):
             full = index in self.config.full_blocks
-            x_NC = block(x_NC, layout.frames if full else layout.windows, angles)
-        rows: Tensor = self.merger(x_NC)
+            segments = layout.frames if full else layout.windows
+            x_NC, delta_NC = block(x_NC, delta_NC, segments, layout.angles)
+        rows: Tensor = self.merger(x_NC, delta_NC)
         return rows[layout.back_R]
 
 
@@ -159,16 +172,18 @@ class Attention(nn.Module):
         self._heads = (3, config.num_heads, config.head_dim)
         self._attend = backend
 
-    def forward(self, x_NC: Tensor, segments: Segments, angles: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x_NC: Tensor, segments: Segments, angles: Angles) -> Tensor:
         """Returns [N, C]."""
-        q_NHD, k_NHD, v_NHD = self.qkv(x_NC).unflatten(-1, self._heads).unbind(1)
-        attended = self._attend(rotate(q_NHD, *angles), rotate(k_NHD, *angles), v_NHD, segments)
-        out: Tensor = self.proj(attended)
+        qkv_N3HD = self.qkv(x_NC).unflatten(-1, self._heads)
+        out: Tensor = self.proj(self._attend(qkv_N3HD, angles, segments))
         return out
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward; the residual keeps the input's dtype."""
+    """Pre-norm attention and feed-forward; the residual keeps the input's dtype.
+
+    What a block adds last is added by the norm that follows, in one pass: it travels as a delta.
+    """
 
     def __init__(self, config: VisionConfig, backend: SegmentAttention) -> None:
         super().__init__()
@@ -177,11 +192,13 @@ class Block(nn.Module):
         self.attn = Attention(config, backend)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x_NC: Tensor, segments: Segments, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Returns [N, C]."""
-        x_NC = x_NC + self.attn(self.norm1(x_NC), segments, angles)
-        out: Tensor = x_NC + self.mlp(self.norm2(x_NC))
-        return out
+    def forward(
+        self, x_NC: Tensor, delta_NC: Tensor, segments: Segments, angles: Angles
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and what is to be added to it, before and after, [N, C] each."""
+        x_NC, normed_NC = self.norm1.after(x_NC, delta_NC)
+        x_NC, normed_NC = self.norm2.after(x_NC, self.attn(normed_NC, segments, angles))
+        return x_NC, self.mlp(normed_NC)
 
 
 class PatchMerger(nn.Module):
@@ -197,81 +214,8 @@ class PatchMerger(nn.Module):
             nn.Linear(self._joined, config.out_hidden_size),
         )
 
-    def forward(self, x_NC: Tensor) -> Tensor:
-        """[N, C] to [R, out_hidden_size]."""
-        out: Tensor = self.mlp(self.ln_q(x_NC).view(-1, self._joined))
+    def forward(self, x_NC: Tensor, delta_NC: Tensor) -> Tensor:
+        """The residual stream and the last block's delta, [N, C] each, to [R, out_hidden_size]."""
+        _, normed_NC = self.ln_q.after(x_NC, delta_NC)
+        out: Tensor = self.mlp(normed_NC.view(-1, self._joined))
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where each token of a batch goes, and whom it attends to. Made once a forward, on the CPU."""
-
-    order_R: Tensor  # row at each place in window order
-    back_R: Tensor  # the inverse
-    y_N: Tensor  # patch coordinates, in window order
-    x_N: Tensor
-    windows: Segments
-    frames: Segments
-    cell: int  # patches of a merge cell
-
-    @classmethod
-    def of(cls, config: VisionConfig, grids: Sequence[Grid], device: torch.device) -> _Layout:
-        merge = config.geometry.merge
-        orders, ys, xs = [], [], []
-        windows: list[int] = []
-        frames: list[int] = []
-        first = 0
-        for grid in grids:
-            order, lengths = _window_order(grid.h // merge, grid.w // merge, config.window_cells)
-            y, x = _coordinates(grid, merge)
-            frame_rows = len(order)
-            for _ in range(grid.t):
-                orders.append(order + first)
-                first += frame_rows
-            ys.append(y[order].flatten().repeat(grid.t))
-            xs.append(x[order].flatten().repeat(grid.t))
-            windows += [length * merge * merge for length in lengths] * grid.t
-            frames += [grid.h * grid.w] * grid.t
-        order_R = torch.cat(orders)
-        return cls(
-            order_R=order_R.to(device),
-            back_R=torch.argsort(order_R).to(device),
-            y_N=torch.cat(ys).to(device),
-            x_N=torch.cat(xs).to(device),
-            windows=Segments.from_lengths(windows, device),
-            frames=Segments.from_lengths(frames, device),
-            cell=merge * merge,
-        )
-
-    def to_windows(self, x_NC: Tensor) -> Tensor:
-        cells: Tensor = x_NC.unflatten(0, (-1, self.cell))
-        return cells[self.order_R].flatten(0, 1)
-
-
-def _window_order(height: int, width: int, side: int) -> tuple[Tensor, list[int]]:
-    """Cells of one frame in window order, and the cells of each window; none is empty.
-
-    Within a frame whole windows come first, then the edges, so that equal lengths lie together.
-    """
-    cells = F.pad(
-        torch.arange(height * width).view(height, width),
-        (0, -width % side, 0, -height % side),
-        value=-1,
-    )
-    tiles = cells.unflatten(0, (-1, side)).unflatten(2, (-1, side)).transpose(1, 2).flatten(0, 1)
-    tiles = tiles.flatten(1)
-    lengths, by_length = (tiles >= 0).sum(1).sort(descending=True, stable=True)
-    tiles = tiles[by_length]
-    return tiles[tiles >= 0], lengths.tolist()
-
-
-def _coordinates(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
-    """Patch y and x of one frame, [cells, merge * merge], in the order patches arrive."""
-    y, x = torch.meshgrid(torch.arange(grid.h), torch.arange(grid.w), indexing="ij")
-    return _by_cell(y, merge), _by_cell(x, merge)
-
-
-def _by_cell(plane: Tensor, merge: int) -> Tensor:
-    cells: Tensor = plane.unflatten(0, (-1, merge)).unflatten(2, (-1, merge))
-    return cells.transpose(1, 2).reshape(-1, merge * merge)

@@ -39,6 +39,11 @@ FILES = tracked()
 PRODUCT_FILES = [name for name in FILES if name.startswith(PRODUCT)]
 
 
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A kernel's parameters are its launch: pointers, sizes and constants of the compilation."""
+    return any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list)
+
+
 @cache
 def tree(name: str) -> ast.Module:
     """Parsed once a file, and never during a collection.
@@ -88,7 +93,9 @@ def test_files_and_functions_are_short(name: str) -> None:
 @pytest.mark.parametrize("name", PRODUCT_FILES)
 def test_functions_take_few_parameters(name: str) -> None:
     wide = {
-        n.name: num_parameters(n) for n in functions(tree(name)) if num_parameters(n) > PARAMETERS
+        n.name: num_parameters(n)
+        for n in functions(tree(name))
+        if num_parameters(n) > PARAMETERS and not is_kernel(n)
     }
     assert not wide
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from chiasm.plan import Grid
-from encoder_svc.models.qwen2_5_vl import Qwen25VisionTower, VisionConfig, _window_order
+from encoder_svc.layers.windows import window_order
+from encoder_svc.models.qwen2_5_vl import Qwen25VisionTower, VisionConfig
 from encoder_svc.runner import NON_FINITE, TowerRunner
 from encoder_svc.weights import load_tower
 from encoder_svc.work import PreparedUnit, RunFailure
@@ -137,7 +138,7 @@ def test_runs_of_a_clip_equal_the_whole(pair: tuple[Reference, Qwen25VisionTower
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (4, 4), (5, 9), (1, 7), (18, 45)])
 def test_windows_partition_a_frame(height: int, width: int) -> None:
-    order, lengths = _window_order(height, width, 4)
+    order, lengths = window_order(height, width, 4)
     assert sorted(order.tolist()) == list(range(height * width))
     assert sum(lengths) == height * width and min(lengths) > 0
     first = 0

@@ -1,16 +1,19 @@
 """Attention within segments of a packed sequence: what a backend must do.
 
-Shape suffixes: N packed tokens, H heads, D head dim.
+Shape suffixes: N packed tokens, H heads, D head dim; 3 is queries, keys, values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from encoder_svc.layers.rotary import Angles
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +30,35 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A partition of a packed sequence: every token lies in one segment and attends within it."""
+    """A partition of a packed sequence: every token lies in one segment and attends within it.
+
+    The same twice: `groups` of equal lengths, and `edges`, int32 [segments + 1] on the device,
+    where each begins and the last ends.
+    """
 
     groups: tuple[Group, ...]
+    edges: Tensor
+    longest: int
     num_tokens: int
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device) -> Segments:
         """Segments that follow each other; equal lengths become one group."""
         starts: dict[int, list[int]] = {}
-        total = 0
-        for length in lengths:
+        edges = [0, *accumulate(lengths)]
+        for begin, length in zip(edges, lengths, strict=False):
             assert length > 0
-            starts.setdefault(length, []).append(total)
-            total += length
+            starts.setdefault(length, []).append(begin)
         groups = tuple(_group(begins, length, device) for length, begins in starts.items())
-        return cls(groups, total)
+        on_device = torch.tensor(edges, dtype=torch.int32).to(device)
+        return cls(groups, on_device, max(lengths), edges[-1])
 
 
 class SegmentAttention(Protocol):
     """A backend. Scale is 1/sqrt(D); no mask, no dropout."""
 
-    def __call__(self, q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, segments: Segments) -> Tensor:
-        """Returns [N, H * D]."""
+    def __call__(self, qkv_N3HD: Tensor, angles: Angles | None, segments: Segments) -> Tensor:
+        """Turns queries and keys by their angles, if any, and attends. Returns [N, H * D]."""
         ...
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from encoder_svc.layers.attention.base import Group, Segments
+from encoder_svc.layers.rotary import Angles, rotate
 
 
 class ReferenceAttention:
     """See `SegmentAttention`. A tower has a handful of lengths: whole windows, edges, frames."""
 
-    def __call__(self, q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, segments: Segments) -> Tensor:
+    def __call__(self, qkv_N3HD: Tensor, angles: Angles | None, segments: Segments) -> Tensor:
         """Returns [N, H * D]."""
-        if len(segments.groups) == 1:
-            return _attend(q_NHD, k_NHD, v_NHD, segments.groups[0])
-        out = torch.empty_like(q_NHD).flatten(1)
-        for group in segments.groups:
-            out[group.where] = _attend(
-                q_NHD[group.where], k_NHD[group.where], v_NHD[group.where], group
-            )
-        return out
+        q_NHD, k_NHD, v_NHD = qkv_N3HD.unbind(1)
+        if angles is not None:
+            q_NHD, k_NHD = rotate(q_NHD, angles), rotate(k_NHD, angles)
+        return attend(q_NHD, k_NHD, v_NHD, segments)
+
+
+def attend(q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, segments: Segments) -> Tensor:
+    """Attention of tokens that are turned already. Returns [N, H * D]."""
+    if len(segments.groups) == 1:
+        return _attend(q_NHD, k_NHD, v_NHD, segments.groups[0])
+    out = q_NHD.new_empty(q_NHD.shape).flatten(1)
+    for group in segments.groups:
+        at = group.where
+        out[at] = _attend(q_NHD[at], k_NHD[at], v_NHD[at], group)
+    return out
 
 
 def _attend(q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, group: Group) -> Tensor:

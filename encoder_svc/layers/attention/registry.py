@@ -6,7 +6,10 @@ from importlib import import_module
 
 from encoder_svc.layers.attention.base import SegmentAttention
 
-_BACKENDS = {"reference": ("encoder_svc.layers.attention.reference", "ReferenceAttention")}
+_BACKENDS = {
+    "reference": ("encoder_svc.layers.attention.reference", "ReferenceAttention"),
+    "fused": ("encoder_svc.layers.attention.fused", "FusedAttention"),
+}
 
 
 def load_attention(name: str) -> SegmentAttention:

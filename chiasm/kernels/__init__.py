@@ -1,0 +1,4 @@
+"""Fused operations that encoder and decoder share: Triton on a GPU, plain torch everywhere else.
+
+A file holds what is called and the plain version, its `_triton` twin the kernel.
+"""

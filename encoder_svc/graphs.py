@@ -1,0 +1,83 @@
+"""Forwards replayed as CUDA graphs: one launch for a batch whose grids were seen before.
+
+A tower is hundreds of small launches, each of which needs the interpreter, which threads that
+decode pictures and serve streams want too. A graph is of exact grids: the same kernels on the same
+shapes as without it, and the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chiasm.plan import Grid
+from encoder_svc.models.base import VisionTower
+
+_REMEMBERED = 1024  # lists of grids seen once
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    patches: Tensor
+    rows: Tensor
+
+
+class GraphedTower:
+    """A tower on a GPU. One thread uses it.
+
+    Args:
+        tower: Its weights are in place.
+        keep: Graphs kept, the last used; each holds its patches and its rows.
+        max_patches: Larger batches take so long that their launches hide behind them.
+    """
+
+    def __init__(self, tower: VisionTower, *, keep: int, max_patches: int) -> None:
+        self._tower = tower
+        self._keep = keep
+        self._max_patches = max_patches
+        self._graphs: OrderedDict[tuple[Grid, ...], _Graph] = OrderedDict()
+        self._seen: OrderedDict[tuple[Grid, ...], None] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Rows, to be used up before the next call: a graph writes to the same place every time."""
+        key = tuple(grids)
+        found = self._graphs.get(key)
+        if found is None and self._is_familiar(key):
+            found = self._capture(patches, key)
+        if found is None:
+            rows: Tensor = self._tower(patches, grids)
+            return rows
+        self._graphs.move_to_end(key)
+        found.patches.copy_(patches)
+        found.graph.replay()
+        return found.rows
+
+    def _is_familiar(self, key: tuple[Grid, ...]) -> bool:
+        """Whether these grids come for the second time, and are small enough."""
+        if self._keep < 1 or sum(grid.patches for grid in key) > self._max_patches:
+            return False
+        if key in self._seen:
+            del self._seen[key]
+            return True
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return False
+
+    def _capture(self, patches: Tensor, key: tuple[Grid, ...]) -> _Graph:
+        """The first time these grids ran has compiled and tuned whatever they need."""
+        if len(self._graphs) >= self._keep:
+            self._graphs.popitem(last=False)
+        static = patches.clone()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on allocating and copying meanwhile: only this one's calls are checked.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            rows = self._tower(static, key)
+        made = self._graphs[key] = _Graph(graph, static, rows)
+        return made
