@@ -34,7 +34,7 @@ class Use:
 
 def read(pids: Iterable[int]) -> Reading:
     """Now. Processes of `pids` that have ended count nothing."""
-    own_s = sum(map(_process_s, {*pids, os.getpid()}))
+    own_s = sum(map(process_s, {*pids, os.getpid()}))
     fields = Path("/proc/stat").read_text().splitlines()[0].split()
     return Reading(time.monotonic(), own_s, sum(int(fields[i]) for i in _BUSY) * _TICK_S)
 
@@ -62,10 +62,21 @@ def describe() -> str:
     return f"{os.cpu_count()} cores, {names[0] if names else 'unknown processor'}"
 
 
-def _process_s(pid: int) -> float:
+def process_s(pid: int) -> float:
+    """CPU seconds of a process so far; 0 once it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0.0
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def children(pid: int) -> list[int]:
+    """Every process that it, or a child of it, has started and that lives."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    own = [int(word) for word in text.split()]
+    return own + [below for child in own for below in children(child)]

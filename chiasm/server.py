@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    # A megabyte in a frame and on its way, not 16 kB: fewer wake-ups on both ends.
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
     # Clients may ping every 10 s, also without calls: silent prefills are not punished.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

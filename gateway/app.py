@@ -6,14 +6,17 @@ Life: build -> listen -> ready line -> SIGTERM -> /ready 503 and no new requests
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
+import uvloop
 
 from chiasm import handshake
+from chiasm.allocator import keep_freed_memory
 from chiasm.checkpoint import resolve_model
 from chiasm.config import GatewayConfig
 from chiasm.digest import processor_digest, tokenizer_digest
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _SILENCE_S = 75  # of a connection before its next request
+_GARBAGE_OBJECTS = 20_000  # more than several requests make
 _CUT_OFF_S = 2.0  # for cut-off requests to say so
 
 
@@ -48,12 +52,15 @@ def main(config: GatewayConfig) -> None:
         ValueError: Settings or checkpoint files that cannot be.
         Unavailable: A port is in use.
     """
-    asyncio.run(serve(config))
+    keep_freed_memory()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config))
 
 
 async def serve(config: GatewayConfig) -> None:
     """`main` inside a running loop."""
     async with running(config) as gateway:
+        _collect_rarely()
         gateway.announce()
         await until_signal(gateway.refuse)
         logger.info("draining for at most %.0f s", config.server.drain_s)
@@ -158,6 +165,13 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         await gateway.stop()
         await fleet.close()
         await intake.close()
+
+
+def _collect_rarely() -> None:
+    """What is there now stays: the garbage collector need not walk it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_OBJECTS, 20, 20)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
-from chiasm.errors import Unavailable
+from chiasm.errors import ChiasmError, Unavailable
 from chiasm.plan import Source
 from chiasm.telemetry import GatewayMetrics
 from chiasm.v1 import common_pb2, encoder_pb2
@@ -104,6 +104,9 @@ class EncodeCall:
                 await self._read(stream)
             finally:
                 await stream.close()
+        except ChiasmError:
+            if not self._let_go:  # else it ends as it likes: nobody waits for these rows
+                raise
         finally:
             self.release()
 

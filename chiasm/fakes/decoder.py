@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ class Script:
         per_choice: Output of single choices, by index, instead.
         stop_token_id: Ends each choice with STOP and this id; None ends with LENGTH.
         land_s: Seconds until each item is reported landed.
+        land_when: Awaited before that, with the item's promise; None = at once.
         token_s: Seconds before each step.
         lose: Causes reported for item 0, part 0, one per attempt, before it lands.
         refuse: Raised instead of accepting.
@@ -38,6 +39,7 @@ class Script:
     per_choice: dict[int, tuple[int, ...]] = field(default_factory=dict)
     stop_token_id: int | None = 0
     land_s: float = 0.0
+    land_when: Callable[[decoder_pb2.Promise], Awaitable[None]] | None = None
     token_s: float = 0.0
     lose: tuple[Cause, ...] = ()
     refuse: ChiasmError | None = None
@@ -137,6 +139,8 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
                     )
                 )
                 attempt = await _redirected(generation, attempt)
+            if self.script.land_when is not None:
+                await self.script.land_when(promise)
             await asyncio.sleep(self.script.land_s)
             yield decoder_pb2.GenerateResponse(landed=decoder_pb2.Landed(item=promise.item))
 

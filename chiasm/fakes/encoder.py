@@ -116,6 +116,10 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
                 entry.failed = Cause.LOST
                 entry.ready.set()
 
+    async def made(self, encode_id: bytes) -> None:
+        """Returns once the rows of an Encode are ready, or have failed."""
+        await (await self._find(encode_id)).ready.wait()
+
     async def Fetch(
         self, requests: AsyncIterator[encoder_pb2.FetchRequest], context: Context
     ) -> AsyncIterator[encoder_pb2.FetchResponse]:

@@ -24,7 +24,7 @@ from gateway.messages import MediaPart
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK_BYTES = 1 << 18
-_OFF_LOOP_BYTES = 1 << 18  # data URIs above this are decoded in a thread
+_OFF_LOOP_BYTES = 1 << 22  # data URIs above this, most of a millisecond, are decoded in a thread
 _MAX_URL_CHARS = 8192
 
 Reserve = Callable[[int], None]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from chiasm.config.gateway import MediaConfig
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
+from gateway.media.data_uri import is_data_uri
 from gateway.media.fetch import MediaFetcher, Reserve
 from gateway.media.header import MediaHeader, read_header
 from gateway.messages import MediaPart
@@ -59,7 +60,7 @@ class Intake:
             ChiasmError: Of the first part that fails; the rest is cancelled.
         """
         tasks: dict[tuple[Modality, str | int], asyncio.Task[bytes]] = {}
-        keys = [(part.modality, part.url or id(part.data)) for part in parts]
+        keys = [(part.modality, _identity(part)) for part in parts]
         try:
             async with asyncio.TaskGroup() as group:
                 for key, part in zip(keys, parts, strict=True):
@@ -92,6 +93,13 @@ class Intake:
             data, part.modality, max_pixels=self._config.max_image_pixels, param=part.param
         )
         return Medium(part, data, hashlib.sha256(data).digest(), header)
+
+
+def _identity(part: MediaPart) -> str | int:
+    """What is fetched once. Of data URIs the object: to hash a megabyte of text takes its time."""
+    if part.url is None or is_data_uri(part.url):
+        return id(part.url or part.data)
+    return part.url
 
 
 def _per_kind(limits: Sequence[str]) -> dict[Modality, int]:
