@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x_NC: Tensor, weight_C: Tensor, *, eps: float) -> Tensor:
+def rms_norm(x_NC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     """Normalises the last dimension in float32; returns the weight's dtype.
 
     The value is rounded to the weight's dtype before it is scaled, as the reference does.
@@ -19,7 +19,7 @@ def rms_norm(x_NC: Tensor, weight_C: Tensor, *, eps: float) -> Tensor:
 
 
 def add_rms_norm(
-    x_NC: Tensor, delta_NC: Tensor, weight_C: Tensor, *, eps: float
+    x_NC: Tensor, delta_NC: Tensor, weight_C: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """`x + delta` in x's dtype, and that sum normalised in the weight's: one pass over memory."""
     if x_NC.is_cuda:

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("chiasm/", "gateway/", "encoder_svc/", "decoder_svc/")
 FILE_LINES, FUNCTION_LINES, INIT_LINES, PARAMETERS = 400, 60, 30, 7
+KERNEL_LINES = 130  # a GPU kernel: half of it is its parameters
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 # Catching everything is right where one failure must not take the rest along, and nowhere else:
 # (file, how often).
@@ -41,7 +42,7 @@ PRODUCT_FILES = [name for name in FILES if name.startswith(PRODUCT)]
 
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A kernel's parameters are its launch: pointers, sizes and constants of the compilation."""
-    return any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list)
+    return any(ast.unparse(d).startswith(("triton.jit", "jit")) for d in node.decorator_list)
 
 
 @cache
@@ -75,6 +76,10 @@ def num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([name for name in names if name not in ("self", "cls")])
 
 
+def longest(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return KERNEL_LINES if is_kernel(node) else FUNCTION_LINES
+
+
 def test_the_tree_is_there() -> None:
     assert len(PRODUCT_FILES) > 40
 
@@ -83,7 +88,7 @@ def test_the_tree_is_there() -> None:
 def test_files_and_functions_are_short(name: str) -> None:
     lines = len((ROOT / name).read_text(encoding="utf-8").splitlines())
     assert lines <= FILE_LINES, f"{lines} lines"
-    long = {n.name: length(n) for n in functions(tree(name)) if length(n) > FUNCTION_LINES}
+    long = {n.name: length(n) for n in functions(tree(name)) if length(n) > longest(n)}
     assert not long
     inits = [length(n) for n in functions(tree(name)) if n.name == "__init__"]
     if name.startswith(PRODUCT) and name not in DECLARATIONS:
