@@ -6,6 +6,7 @@ The gateway makes them, encoder and decoder obey them. Owns no policy: how a pla
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -195,6 +196,50 @@ class Promise:
     plan: MediaPlan
     prompt_offset: int
     parts: tuple[Part, ...]
+    placeholders: tuple[Span, ...] = ()
+    """Prompt positions of its rows, run by run; empty = one run from `prompt_offset` on."""
+
+    @property
+    def runs(self) -> tuple[Span, ...]:
+        """Prompt positions of its rows; text stands between two runs."""
+        whole = Span(self.prompt_offset, self.prompt_offset + self.plan.num_rows)
+        return self.placeholders or (whole,)
+
+    @property
+    def prompt_end(self) -> int:
+        """The prompt position behind its last row."""
+        return self.runs[-1].end
+
+    def row_at(self, index: int) -> int:
+        """The first row at or behind a prompt position; `num_rows` when there is none."""
+        if index >= self.prompt_end:
+            return self.plan.num_rows
+        row = 0
+        for run in self.runs:
+            if index < run.end:
+                return row + max(0, index - run.begin)
+            row += len(run)
+        raise AssertionError("the last run ends at prompt_end")
+
+    def index_of(self, row: int) -> int:
+        """The prompt position of a row."""
+        for run in self.runs:
+            if row < len(run):
+                return run.begin + row
+            row -= len(run)
+        raise AssertionError("no such row")
+
+    def stretches(self, begin: int, end: int) -> list[tuple[int, Span]]:
+        """Prompt positions [begin, end) that hold rows: where each stretch begins, and its rows."""
+        found = []
+        row = 0
+        for run in self.runs:
+            inside = run.intersect(Span(begin, max(begin, end)))
+            if len(inside):
+                first = row + inside.begin - run.begin
+                found.append((inside.begin, Span(first, first + len(inside))))
+            row += len(run)
+        return found
 
     def to_proto(self) -> decoder_pb2.Promise:
         """The wire value."""
@@ -212,11 +257,12 @@ class Promise:
                 )
                 for p in self.parts
             ],
+            placeholders=[run.to_proto() for run in self.placeholders],
         )
 
     @classmethod
     def from_proto(cls, message: decoder_pb2.Promise) -> Promise:
-        """Raises ValueError when the parts do not cover the item's rows without gap or overlap."""
+        """Raises ValueError when parts or placeholders do not cover the item's rows exactly."""
         plan = MediaPlan.from_proto(message.plan)
         parts = tuple(
             Part(
@@ -235,4 +281,16 @@ class Promise:
             edge = part.rows.end
         if edge != plan.num_rows:
             raise ValueError(f"item {message.item}: parts cover {edge} of {plan.num_rows} rows")
-        return cls(message.item, plan, message.prompt_offset, parts)
+        placeholders = tuple(Span.from_proto(run) for run in message.placeholders)
+        _check_placeholders(message.item, plan, message.prompt_offset, placeholders)
+        return cls(message.item, plan, message.prompt_offset, parts, placeholders)
+
+
+def _check_placeholders(item: int, plan: MediaPlan, offset: int, runs: tuple[Span, ...]) -> None:
+    if not runs:
+        return
+    edges = [offset, *(edge for run in runs for edge in (run.begin, run.end))]
+    if edges[1] != offset or any(a > b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"item {item}: placeholders overlap or do not begin at prompt_offset")
+    if not all(map(len, runs)) or sum(map(len, runs)) != plan.num_rows:
+        raise ValueError(f"item {item}: placeholders for {sum(map(len, runs))} rows")

@@ -11,7 +11,7 @@ import math
 
 from chiasm.digest import DIGEST_BYTES
 from chiasm.errors import InvalidRequest, ModelNotFound, TooLarge
-from chiasm.plan import Modality, Promise
+from chiasm.plan import Modality, Promise, Span
 from chiasm.v1 import decoder_pb2
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.engine.messages import AddRequest
@@ -91,24 +91,30 @@ class Intake:
         for index, promise in enumerate(promises):
             param = f"promises[{index}]"
             self._check_plan(promise, param)
-            first, last = promise.prompt_offset, promise.prompt_offset + promise.plan.num_rows
-            if first < edge or last > len(prompt):
-                raise InvalidRequest(
-                    f"placeholders [{first}, {last}) overlap others or leave the prompt",
-                    param=param,
-                )
-            self._check_text(prompt[edge:first])
-            if any(token != self._placeholder(promise) for token in prompt[first:last]):
-                raise InvalidRequest(
-                    f"tokens [{first}, {last}) are not all placeholders of one "
-                    f"{promise.plan.modality}",
-                    param=param,
-                )
-            edge = last
+            for run in promise.runs:
+                self._check_run(prompt, edge, run, promise.plan.modality, param)
+                edge = run.end
         self._check_text(prompt[edge:])
         if len({promise.item for promise in promises}) != len(promises):
             raise InvalidRequest("two promises for one item", param="promises")
         return promises
+
+    def _check_run(
+        self, prompt: tuple[int, ...], edge: int, run: Span, modality: Modality, param: str
+    ) -> None:
+        """Text from `edge` on, then placeholders of one medium and nothing else."""
+        if run.begin < edge or run.end > len(prompt):
+            raise InvalidRequest(
+                f"placeholders [{run.begin}, {run.end}) overlap others or leave the prompt",
+                param=param,
+            )
+        self._check_text(prompt[edge : run.begin])
+        expected = self._placeholder(modality)
+        if any(token != expected for token in prompt[run.begin : run.end]):
+            raise InvalidRequest(
+                f"tokens [{run.begin}, {run.end}) are not all placeholders of one {modality}",
+                param=param,
+            )
 
     def _check_plan(self, promise: Promise, param: str) -> None:
         plan, merge = promise.plan, self._text.spatial_merge_size
@@ -127,12 +133,17 @@ class Intake:
                 f"a grid of {grid.t} x {grid.h} x {grid.w} has {rows} rows, not {plan.num_rows}",
                 param=param,
             )
+        if grid.t % len(promise.runs) or len({len(run) for run in promise.runs}) > 1:
+            raise InvalidRequest(
+                f"{len(promise.runs)} runs of placeholders for {grid.t} temporal groups",
+                param=param,
+            )
         reach = grid.t * plan.seconds_per_grid * self._text.tokens_per_second
         if not 0 <= plan.seconds_per_grid < math.inf or reach > 2**30:
             raise InvalidRequest(f"{plan.seconds_per_grid} seconds per grid", param=param)
 
-    def _placeholder(self, promise: Promise) -> int:
-        if promise.plan.modality is Modality.VIDEO:
+    def _placeholder(self, modality: Modality) -> int:
+        if modality is Modality.VIDEO:
             return self._text.video_token_id
         return self._text.image_token_id
 

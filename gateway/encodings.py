@@ -126,4 +126,5 @@ class Encodings:
             )
             for lease in self._leases[item.plan.digest]
         )
-        return Promise(item.index, item.plan, item.prompt_offset, parts)
+        placeholders = item.runs if len(item.runs) > 1 else ()
+        return Promise(item.index, item.plan, item.runs[0].begin, parts, placeholders)

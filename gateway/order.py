@@ -20,7 +20,8 @@ class Item:
     index: int
     plan: MediaPlan
     data: bytes
-    prompt_offset: int
+    runs: tuple[Span, ...]
+    """Where its placeholders are in the prompt."""
     param: str
     tower: bytes
     """The tower its digest was made with: only encoders that hold it will do."""

@@ -146,10 +146,11 @@ class Pipeline:
             rendered = await asyncio.to_thread(
                 self._prompts.render,
                 job.messages,
+                scripts=[layout.script for layout in layouts],
                 options=job.template_options,
                 limit=self._fleet.decoders.max_model_len,
             )
-            return self._prompts.expand(rendered, [layout.num_rows for layout in layouts])
+            return self._prompts.expand(rendered, [r for layout in layouts for r in layout.runs])
         if isinstance(job.prompt, str):
             ids = await asyncio.to_thread(
                 self._prompts.encode_text, job.prompt, limit=self._fleet.decoders.max_model_len
@@ -157,7 +158,7 @@ class Pipeline:
         else:
             self._prompts.check_ids(job.prompt, param="prompt")
             ids = job.prompt
-        return ExpandedPrompt(ids, ())
+        return ExpandedPrompt(ids)
 
     async def _decoder(self, job: Job, prompt: ExpandedPrompt, media: Sequence[Medium]) -> Endpoint:
         """The decoder to ask: where this prompt's prefix may be cached, if it is not too busy."""
@@ -199,7 +200,7 @@ class Pipeline:
                     index=index,
                     plan=seal(layout, medium, keys),
                     data=medium.data,
-                    prompt_offset=prompt.offsets[index],
+                    runs=prompt.runs[index],
                     param=medium.part.param,
                     tower=tower,
                 )

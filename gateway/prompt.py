@@ -15,23 +15,25 @@ import orjson
 
 from chiasm.checkpoint import read_json
 from chiasm.errors import InvalidRequest
-from chiasm.plan import Modality
+from chiasm.plan import Modality, Span
 from gateway.chat_template import ChatTemplate
 from gateway.messages import MediaPart, Message, Role, TextPart, ToolCall
+from gateway.placeholders import Places, Script, num_runs
 from gateway.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the template put one medium: the position of its single placeholder token."""
+    """Where one run of a medium goes: the position of the single token that stands for it."""
 
     position: int
     modality: Modality
+    item: int
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Token ids with one placeholder token per medium, and where these are, in item order."""
+    """Token ids with one placeholder token per run of a medium, and where these are, in order."""
 
     token_ids: tuple[int, ...]
     slots: tuple[Slot, ...]
@@ -39,10 +41,15 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
-    """Token ids as the decoder takes them, and the first placeholder position of every item."""
+    """Token ids as the decoder takes them, and where the placeholders of every item are."""
 
     token_ids: tuple[int, ...]
-    offsets: tuple[int, ...]
+    runs: tuple[tuple[Span, ...], ...] = ()
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The first placeholder position of every item."""
+        return tuple(runs[0].begin for runs in self.runs)
 
 
 class PromptBuilder:
@@ -60,6 +67,7 @@ class PromptBuilder:
         self.vocabulary = Vocabulary(model_dir)
         self._template = ChatTemplate.from_dir(model_dir)
         self._kinds = _placeholders(config)
+        self._places = Places({self.vocabulary.name_of(i): kind for i, kind in self._kinds.items()})
         text = config.get("text_config") or {}
         self.vocab_size = int(
             text.get("vocab_size") or config.get("vocab_size") or self.vocabulary.size
@@ -69,6 +77,7 @@ class PromptBuilder:
         self,
         messages: Sequence[Message],
         *,
+        scripts: Sequence[Script] | None = None,
         options: Mapping[str, Any] | None = None,
         limit: int = 0,
     ) -> RenderedPrompt:
@@ -76,6 +85,7 @@ class PromptBuilder:
 
         Args:
             messages: The conversation.
+            scripts: Per medium, what stands in its place: text and runs. None = one run each.
             options: Further variables of the template.
             limit: Most tokens the caller can use; text that must have more is not tokenized.
                 0 = any.
@@ -92,32 +102,39 @@ class PromptBuilder:
             options=guard(options or {}),
         )
         self._check_length(text, limit, "messages")
-        ids = self.vocabulary.encode_sealed(self.vocabulary.specials.seal(text))
-        slots = self._slots(ids)
-        media = [p for message in messages for p in message.parts if isinstance(p, MediaPart)]
-        if [slot.modality for slot in slots] != [part.modality for part in media]:
+        media = [
+            part.modality
+            for message in messages
+            for part in message.parts
+            if isinstance(part, MediaPart)
+        ]
+        if self._places.modalities(text) != media:
             raise _no_slot(messages)
-        return RenderedPrompt(tuple(ids), slots)
+        text = self._places.fill(text, scripts)
+        ids = self.vocabulary.encode_sealed(self.vocabulary.specials.seal(text))
+        return RenderedPrompt(tuple(ids), self._slots(ids, media, scripts))
 
-    def expand(self, rendered: RenderedPrompt, rows_per_item: Sequence[int]) -> ExpandedPrompt:
-        """Replaces every placeholder token by a run of as many as the item has rows.
+    def expand(self, rendered: RenderedPrompt, rows_per_slot: Sequence[int]) -> ExpandedPrompt:
+        """Replaces every placeholder token by a run of as many as it stands for.
 
         Args:
             rendered: What `render` returned.
-            rows_per_item: Rows of every item, in prompt order, all at least 1.
+            rows_per_slot: Rows of every run, in prompt order, all at least 1.
         """
-        assert len(rows_per_item) == len(rendered.slots), "one count per slot"
+        assert len(rows_per_slot) == len(rendered.slots), "one count per slot"
         ids: list[int] = []
-        offsets: list[int] = []
+        runs: list[list[Span]] = []
         done = 0
-        for slot, rows in zip(rendered.slots, rows_per_item, strict=True):
-            assert rows >= 1, "an item has rows"
+        for slot, rows in zip(rendered.slots, rows_per_slot, strict=True):
+            assert rows >= 1, "a run has rows"
             ids.extend(rendered.token_ids[done : slot.position])
-            offsets.append(len(ids))
+            if slot.item == len(runs):
+                runs.append([])
+            runs[-1].append(Span(len(ids), len(ids) + rows))
             ids.extend([rendered.token_ids[slot.position]] * rows)
             done = slot.position + 1
         ids.extend(rendered.token_ids[done:])
-        return ExpandedPrompt(tuple(ids), tuple(offsets))
+        return ExpandedPrompt(tuple(ids), tuple(map(tuple, runs)))
 
     def encode_text(
         self, text: str, *, parse_special: bool = False, limit: int = 0
@@ -154,9 +171,15 @@ class PromptBuilder:
         if limit and len(text) > 4 * self.vocabulary.longest * limit:
             raise InvalidRequest(f"the prompt has more than {limit} tokens", param=param)
 
-    def _slots(self, ids: Sequence[int]) -> tuple[Slot, ...]:
-        kinds = self._kinds
-        return tuple(Slot(at, kinds[i]) for at, i in enumerate(ids) if i in kinds)
+    def _slots(
+        self, ids: Sequence[int], media: Sequence[Modality], scripts: Sequence[Script] | None
+    ) -> tuple[Slot, ...]:
+        """The placeholder tokens in `ids`; their order is that of the runs of the media."""
+        counts = [num_runs(script) for script in scripts] if scripts else [1] * len(media)
+        owners = [item for item, count in enumerate(counts) for _ in range(count)]
+        found = [at for at, token in enumerate(ids) if token in self._kinds]
+        assert len(found) == len(owners), "one token per run"
+        return tuple(Slot(at, media[item], item) for at, item in zip(found, owners, strict=True))
 
     def _turn(self, message: Message) -> dict[str, Any]:
         """One message as chat templates expect it, every user string guarded."""

@@ -84,6 +84,13 @@ class Vocabulary:
         assert found is not None, "an added token has an id"
         return int(found)
 
+    def name_of(self, token_id: int) -> str:
+        """The token's own text. Raises ValueError for an id without a token."""
+        name = self._plain.id_to_token(token_id)
+        if name is None:
+            raise ValueError(f"the tokenizer has no token {token_id}")
+        return str(name)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids as a whole."""
         return str(self._plain.decode(list(ids), skip_special_tokens=skip_special))

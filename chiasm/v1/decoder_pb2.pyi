@@ -46,16 +46,18 @@ class GenerateStart(_message.Message):
     def __init__(self, context: _Optional[_Union[_common_pb2.RequestContext, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., promises: _Optional[_Iterable[_Union[Promise, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., resume_from: _Optional[_Iterable[_Union[ResumeFrom, _Mapping]]] = ...) -> None: ...
 
 class Promise(_message.Message):
-    __slots__ = ("item", "plan", "prompt_offset", "parts")
+    __slots__ = ("item", "plan", "prompt_offset", "parts", "placeholders")
     ITEM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    PLACEHOLDERS_FIELD_NUMBER: _ClassVar[int]
     item: int
     plan: _common_pb2.MediaPlan
     prompt_offset: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, item: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.MediaPlan, _Mapping]] = ..., prompt_offset: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    placeholders: _containers.RepeatedCompositeFieldContainer[_common_pb2.Range]
+    def __init__(self, item: _Optional[int] = ..., plan: _Optional[_Union[_common_pb2.MediaPlan, _Mapping]] = ..., prompt_offset: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., placeholders: _Optional[_Iterable[_Union[_common_pb2.Range, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("part", "rows", "frames", "source", "attempt")

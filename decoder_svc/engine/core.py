@@ -359,8 +359,7 @@ class EngineCore:
             return
         match notice:
             case ItemLanded(_, item):
-                promise = request.promises[item]
-                end = promise.prompt_offset + promise.plan.num_rows
+                end = request.promises[item].prompt_end
                 self._emit(request, ItemReleased(item, end <= (request.num_cached or 0)))
             case PartLost(_, item, part, attempt, cause, message):
                 self._metrics.embedding_lost.labels(cause=cause.value).inc()

@@ -106,8 +106,7 @@ class Request:
         self.arrival = arrival
         self.promises: dict[int, Promise] = {p.item: p for p in add.promises}
         self.media = tuple(
-            MediaSpan(p.prompt_offset, p.prompt_offset + p.plan.num_rows, p.plan.digest)
-            for p in add.promises
+            MediaSpan(p.prompt_offset, p.prompt_end, p.plan.digest) for p in add.promises
         )
         self.root_key = root_key(add.cache_salt, add.adapter_id)
         self.consumed = dict.fromkeys(self.promises, 0)

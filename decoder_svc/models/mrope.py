@@ -1,8 +1,9 @@
 """M-RoPE positions of a prompt, from the plans' grids (Qwen2-VL report, section 2.1; numpy only).
 
-Text counts up on all three axes alike. A medium's rows carry time, height and width of their place
-in the merged grid; text after it goes on where its larger side ends, however long a clip runs: so
-does the reference when it generates.
+Text counts up on all three axes alike. A run of a medium's rows carries time, height and width of
+their place in the merged grid; text after it goes on where its larger side ends, however long a
+clip runs: so does the reference when it generates. A clip is one run, or one run per temporal group
+with its time in words before it: each of those counts from its own place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from chiasm.plan import Modality, Promise
+from chiasm.plan import Grid, MediaPlan, Modality, Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +33,37 @@ def prompt_positions(
 
     Args:
         num_tokens: Tokens of the prompt, placeholders included.
-        promises: In prompt order, one grid each.
+        promises: In prompt order, one grid each, its temporal groups spread evenly over its runs.
         merge: Patches along one side of a merged patch.
         tokens_per_second: Time positions per second of a clip.
     """
     grid = np.empty((3, num_tokens), dtype=np.int32)
     index = position = 0
     for promise in promises:
-        text = promise.prompt_offset - index
-        grid[:, index : index + text] = np.arange(position, position + text)
-        index, position = index + text, position + text
-        rows = _media_positions(promise, merge, tokens_per_second)
-        grid[:, index : index + rows.shape[1]] = rows + position
-        index += rows.shape[1]
         size = promise.plan.grids[0]
-        position += max(size.h, size.w) // merge
+        step = _time_step(promise.plan, tokens_per_second)
+        rows = _grid_positions(Grid(size.t // len(promise.runs), size.h, size.w), merge, step)
+        for run in promise.runs:
+            text = run.begin - index
+            grid[:, index : index + text] = np.arange(position, position + text)
+            index, position = index + text, position + text
+            grid[:, index : index + rows.shape[1]] = rows + position
+            index += rows.shape[1]
+            position += max(size.h, size.w) // merge
     end = position + num_tokens - index
     grid[:, index:] = np.arange(position, end)
     return PromptPositions(grid, end - num_tokens)
 
 
-def _media_positions(
-    promise: Promise, merge: int, tokens_per_second: float
-) -> npt.NDArray[np.int32]:
+def _time_step(plan: MediaPlan, tokens_per_second: float) -> np.float32:
+    """Positions from one temporal group of a run to the next, as a float."""
+    if plan.modality is not Modality.VIDEO:
+        return np.float32(1.0)
+    return np.float32(tokens_per_second) * np.float32(plan.seconds_per_grid)
+
+
+def _grid_positions(size: Grid, merge: int, step: np.float32) -> npt.NDArray[np.int32]:
     """[3, rows], from zero. A clip's time is scaled as a float and floored at the very end."""
-    size = promise.plan.grids[0]
-    step = np.float32(1.0)
-    if promise.plan.modality is Modality.VIDEO:
-        step = np.float32(tokens_per_second) * np.float32(promise.plan.seconds_per_grid)
     times = np.floor(np.arange(size.t, dtype=np.float32) * step).astype(np.int32)
     axes = np.meshgrid(
         times,

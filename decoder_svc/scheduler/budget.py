@@ -47,13 +47,13 @@ def landed_chunk(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -
     begin, end = sequence.computed, sequence.computed + length
     request = sequence.request
     for item, promise in request.promises.items():
-        offset, rows = promise.prompt_offset, promise.plan.num_rows
-        if offset >= end or offset + rows <= begin:
+        if promise.prompt_offset >= end or promise.prompt_end <= begin:
             continue
-        first = max(begin - offset, 0)
-        landed = receiver.landed_until(request.request_id, item, first)
-        if landed < min(rows, end - offset):
-            end = offset + landed
+        first, last = promise.row_at(begin), promise.row_at(end)
+        if first < last:
+            landed = receiver.landed_until(request.request_id, item, first)
+            if landed < last:
+                end = promise.index_of(landed)
     return end - begin
 
 
@@ -64,12 +64,12 @@ def embed_spans(
     request = sequence.request
     if not request.promises or sequence.computed >= len(request.prompt):
         return ()
-    spans = []
-    for item, rows in item_rows(sequence, length):
-        runs = receiver.locate(request.request_id, item, rows)
-        offset = request.promises[item].prompt_offset + rows.begin - sequence.computed
-        spans.append(EmbedSpan(offset, runs))
-    return tuple(spans)
+    begin, end = sequence.computed, sequence.computed + length
+    return tuple(
+        EmbedSpan(index - begin, receiver.locate(request.request_id, item, rows))
+        for item, promise in request.promises.items()
+        for index, rows in promise.stretches(begin, end)
+    )
 
 
 def item_rows(sequence: Sequence, length: int) -> list[tuple[int, Span]]:
@@ -77,10 +77,7 @@ def item_rows(sequence: Sequence, length: int) -> list[tuple[int, Span]]:
     begin, end = sequence.computed, sequence.computed + length
     found = []
     for item, promise in sequence.request.promises.items():
-        offset = promise.prompt_offset
-        rows = Span(0, promise.plan.num_rows).intersect(
-            Span(max(0, begin - offset), max(0, end - offset))
-        )
+        rows = Span(promise.row_at(begin), promise.row_at(end))
         if len(rows):
             found.append((item, rows))
     return found

@@ -309,14 +309,14 @@ class Scheduler:
             return
         # Parked siblings need no more than their leader: they join before it leaves what is shared.
         for item, before in request.consumed.items():
-            until = _row_at(request, item, min(edges))
+            until = request.promises[item].row_at(min(edges))
             if until > before:
                 request.consumed[item] = until
                 self._receiver.consume(request.request_id, item, until)
 
     def _rows_needed_again(self, request: Request, computed: int) -> dict[int, int]:
         """Items of which rows were used and given up, but pages that held the result are gone."""
-        first = {item: _row_at(request, item, computed) for item in request.consumed}
+        first = {item: request.promises[item].row_at(computed) for item in request.consumed}
         return {item: row for item, row in first.items() if row < request.consumed[item]}
 
     def _queue_of(self, sequence: Sequence) -> Queue:
@@ -325,11 +325,6 @@ class Scheduler:
 
 def _rows(request: Request, item: int) -> int:
     return request.promises[item].plan.num_rows
-
-
-def _row_at(request: Request, item: int, index: int) -> int:
-    """The first row of the item at or behind a prompt index."""
-    return min(max(index - request.promises[item].prompt_offset, 0), _rows(request, item))
 
 
 def _num_parked(request: Request) -> int:

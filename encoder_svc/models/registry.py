@@ -9,6 +9,8 @@ from encoder_svc.models.base import VisionTower
 
 _TOWERS = {
     "Qwen2_5_VLForConditionalGeneration": ("encoder_svc.models.qwen2_5_vl", "Qwen25VisionTower"),
+    "Qwen3VLForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),
+    "Qwen3VLMoeForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from chiasm.plan import Grid, MediaPlan, Modality
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
+from gateway.placeholders import Run, Script
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,14 @@ class Layout:
     num_rows: int
     frame_indices: tuple[int, ...] = ()
     seconds_per_grid: float = 0.0
+    script: Script = ()
+    """What stands in the prompt for the medium's one placeholder."""
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """Rows of every run of placeholders, in prompt order."""
+        runs = tuple(piece.rows for piece in self.script if isinstance(piece, Run))
+        return runs or (self.num_rows,)
 
     @property
     def pixels(self) -> int:
@@ -54,6 +64,17 @@ class Planner(ABC):
     """Plans one family's media as its reference processor would. Pure: headers in, layouts out."""
 
     family: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def from_files(
+        cls,
+        *,
+        image: Mapping[str, Any],
+        video: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
+    ) -> Planner:
+        """From the JSON of the two processor files, either may be empty, and of config.json."""
 
     def plan(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
         """Raises InvalidRequest for a medium this family cannot take."""

@@ -1,4 +1,4 @@
-"""Family -> planner, imported only when a checkpoint asks for it."""
+"""model_type -> planner, imported only when a checkpoint asks for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 from chiasm.checkpoint import read_json
 from gateway.planning.base import Planner
 
-_PLANNERS = {"qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner"}
+_PLANNERS = {
+    "qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner",
+    "qwen3_vl": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
+    "qwen3_vl_moe": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
+}
 
 
 def planner_for(model_dir: Path) -> Planner:
@@ -17,13 +21,15 @@ def planner_for(model_dir: Path) -> Planner:
     Raises:
         ValueError: A family that is not supported; the message names those that are.
     """
-    family = read_json(model_dir / "config.json").get("model_type")
-    if family not in _PLANNERS:
+    config = read_json(model_dir / "config.json")
+    kind = config.get("model_type")
+    if kind not in _PLANNERS:
         known = ", ".join(sorted(_PLANNERS))
-        raise ValueError(f"{model_dir}: model_type {family!r} is not supported; known: {known}")
-    module, _, name = _PLANNERS[family].partition(":")
+        raise ValueError(f"{model_dir}: model_type {kind!r} is not supported; known: {known}")
+    module, _, name = _PLANNERS[kind].partition(":")
     planner: Planner = getattr(importlib.import_module(module), name).from_files(
         image=read_json(model_dir / "preprocessor_config.json", optional=True),
         video=read_json(model_dir / "video_preprocessor_config.json", optional=True),
+        config=config,
     )
     return planner

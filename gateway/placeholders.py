@@ -1,0 +1,63 @@
+"""Media in a rendered chat: finds the template's placeholders and puts each medium's script there.
+
+Works on text before it is tokenized, since what stands beside a placeholder decides how the text
+around it is split. Knows nothing of token ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from chiasm.plan import Modality
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive placeholders, one per row."""
+
+    rows: int
+    token: str = ""
+    """The placeholder's name; empty = the one that stood in the template."""
+
+
+Script: TypeAlias = tuple[str | Run, ...]
+"""Text, and runs of placeholders; empty = one run of all rows."""
+
+
+def num_runs(script: Script) -> int:
+    """Runs of placeholders that a script has."""
+    return sum(isinstance(piece, Run) for piece in script) or 1
+
+
+class Places:
+    """The placeholders of one checkpoint.
+
+    Args:
+        tokens: Names of placeholder tokens, and what they stand for in a template.
+    """
+
+    def __init__(self, tokens: Mapping[str, Modality]) -> None:
+        self._tokens = dict(tokens)
+        names = "|".join(map(re.escape, self._tokens))
+        self._any = re.compile(names or r"(?!)")
+
+    def modalities(self, text: str) -> list[Modality]:
+        """What the placeholders in a rendered chat stand for, in order."""
+        return [self._tokens[match.group()] for match in self._any.finditer(text)]
+
+    def fill(self, text: str, scripts: Sequence[Script] | None) -> str:
+        """The chat with one placeholder token for each run, and the scripts' text around them."""
+        if not scripts or not any(scripts):
+            return text
+        left = iter(scripts)
+        return self._any.sub(lambda match: self._written(match.group(), next(left)), text)
+
+    def _written(self, token: str, script: Script) -> str:
+        if not script:
+            return token
+        return "".join(
+            piece if isinstance(piece, str) else piece.token or token for piece in script
+        )

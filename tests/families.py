@@ -1,0 +1,184 @@
+"""Tiny random checkpoints of every architecture that is served, as transformers saves them.
+
+Tokenizer and chat template are the demo checkpoint's, with the family's own special tokens added
+where they differ. Norms and biases are drawn too: one that is forgotten is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import torchvision_ops
+from tests.checkpoints import DEMO
+
+torchvision_ops.declare()
+import transformers  # noqa: E402
+
+_HALF = [0.5, 0.5, 0.5]
+_CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
+_CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one architecture's tiny checkpoint is made."""
+
+    architecture: str
+    config: Callable[[dict[str, Any]], dict[str, Any]]
+    """From the demo checkpoint's config.json to the arguments of the config class."""
+    image: dict[str, Any]
+    video: dict[str, Any]
+    processor: str
+    deepstack: bool = False
+    moe: bool = False
+
+
+def save_tiny(
+    name: str, directory: Path | str, *, seed: int = 0, tied: bool = False, **text: Any
+) -> Path:
+    """Saves a random checkpoint in float32 and returns its directory.
+
+    Args:
+        name: A key of `FAMILIES`.
+        directory: Where to.
+        seed: Of the weights.
+        tied: Whether lm_head is the embedding.
+        text: Changes to the text config.
+    """
+    family = FAMILIES[name]
+    target = Path(directory)
+    target.mkdir(parents=True, exist_ok=True)
+    demo = json.loads((DEMO / "config.json").read_text())
+    arguments = family.config(demo)
+    arguments["text_config"].update(text, tie_word_embeddings=tied)
+    model_class = getattr(transformers, family.architecture)
+    torch.manual_seed(seed)
+    model = model_class(model_class.config_class(**arguments, tie_word_embeddings=tied))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("bias"):
+                parameter.normal_(std=0.1)
+            elif parameter.dim() == 1:
+                parameter.normal_(mean=1.0, std=0.2)
+            elif not parameter.any():  # routers are born zero
+                parameter.normal_(std=0.5)
+    model.to(torch.float32).save_pretrained(target)
+    _add_processor(family, target)
+    return target
+
+
+def _add_processor(family: Family, target: Path) -> None:
+    for file in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(DEMO / file, target / file)
+    shutil.copyfile(DEMO / "chat_template.jinja", target / "chat_template.jinja")
+    for file, content in (
+        ("preprocessor_config.json", family.image),
+        ("video_preprocessor_config.json", family.video),
+    ):
+        named = {**content, "processor_class": family.processor}
+        (target / file).write_text(json.dumps(named))
+
+
+def _text(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": -(-demo["text_config"]["vocab_size"] // 64) * 64,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.12,
+        "bos_token_id": demo["bos_token_id"],
+        "eos_token_id": demo["eos_token_id"],
+        **changes,
+    }
+
+
+def _qwen_ids(demo: dict[str, Any]) -> dict[str, Any]:
+    names = ("image", "video", "vision_start", "vision_end")
+    return {f"{name}_token_id": demo[f"{name}_token_id"] for name in names}
+
+
+def _qwen3(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [2, 3, 3],
+        "mrope_interleaved": True,
+        "rope_theta": 5e6,
+    }
+    return {
+        "text_config": _text(demo, rope_parameters=rope, **changes),
+        "vision_config": {
+            "depth": 4,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1, 2],
+            "patch_size": 16,
+            "initializer_range": 0.12,
+        },
+        **_qwen_ids(demo),
+    }
+
+
+def _qwen3_moe(demo: dict[str, Any]) -> dict[str, Any]:
+    experts = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
+    return _qwen3(demo, **experts)
+
+
+def _pixels(kind: str, low: int, high: int, patch: int, **more: Any) -> dict[str, Any]:
+    return {
+        kind: more.pop("type"),
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "patch_size": patch,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": low, "longest_edge": high},
+        **more,
+    }
+
+
+_QWEN3_IMAGE = _pixels(
+    "image_processor_type", 64 * 64, 256 * 256, 16, type="Qwen2VLImageProcessor",
+    image_mean=_HALF, image_std=_HALF,
+)  # fmt: skip
+_QWEN3_VIDEO = _pixels(
+    "video_processor_type", 64 * 64, 400 * 1024, 16, type="Qwen3VLVideoProcessor",
+    image_mean=_HALF, image_std=_HALF, cap_pixels_per_frame=False,
+)  # fmt: skip
+
+FAMILIES: dict[str, Family] = {
+    "Qwen3-VL": Family(
+        "Qwen3VLForConditionalGeneration",
+        _qwen3,
+        _QWEN3_IMAGE,
+        _QWEN3_VIDEO,
+        "Qwen3VLProcessor",
+        deepstack=True,
+    ),
+    "Qwen3-VL MoE": Family(
+        "Qwen3VLMoeForConditionalGeneration",
+        _qwen3_moe,
+        _QWEN3_IMAGE,
+        _QWEN3_VIDEO,
+        "Qwen3VLProcessor",
+        deepstack=True,
+        moe=True,
+    ),
+}
