@@ -55,7 +55,7 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
             )
             bar.add(value.nbytes)
     _check(model_dir, list(missing), extra)
-    tower.fuse()
+    tower.finish()
     tower.eval()
     return tower
 

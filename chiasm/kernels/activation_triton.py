@@ -11,17 +11,20 @@ _BLOCK = 4096
 
 
 @triton.jit
-def _kernel(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
+def _kernel(gate_up, bias, out, F: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < F
     gate = tl.load(gate_up + row * 2 * F + c, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * F + F + c, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        gate += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(bias + F + c, mask=inside, other=0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
     tl.store(out + row * F + c, value.to(out.dtype.element_ty), mask=inside)
 
 
-def launch_silu_and_mul(gate_up: Tensor, *, dtype: torch.dtype) -> Tensor:
+def launch_silu_and_mul(gate_up: Tensor, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
     """[..., 2F] to [..., F]."""
     size = gate_up.shape[-1] // 2
     gate_up = gate_up.contiguous()
@@ -29,5 +32,6 @@ def launch_silu_and_mul(gate_up: Tensor, *, dtype: torch.dtype) -> Tensor:
     block = min(_BLOCK, triton.next_power_of_2(size))
     if rows := gate_up.numel() // (2 * size):
         grid = (rows, triton.cdiv(size, block))
-        _kernel[grid](gate_up, out, size, block, num_warps=8 if block >= 2048 else 4)
+        warps = 8 if block >= 2048 else 4
+        _kernel[grid](gate_up, bias, out, size, block, bias is not None, num_warps=warps)
     return out

@@ -24,9 +24,8 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size)
         self.up_proj = nn.Linear(hidden_size, intermediate_size)
         self.down_proj = nn.Linear(intermediate_size, hidden_size)
-        self.gate_up_proj: nn.Linear | None = None
 
-    def fuse(self) -> None:
+    def finish(self) -> None:
         """Joins gate and up into one matrix and widens the block with zeros to an aligned width.
 
         A padded column is silu(0) * 0 times zero weights: the result is the same. Qwen2.5-VL's 3420
@@ -41,12 +40,12 @@ class GatedMLP(nn.Module):
         del self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns `down_proj`'s dtype."""
-        if self.gate_up_proj is None:
-            joined = torch.cat((self.gate_proj(x), self.up_proj(x)), dim=-1)
-        else:
-            joined = self.gate_up_proj(x)
-        out: Tensor = self.down_proj(silu_and_mul(joined, dtype=self.down_proj.weight.dtype))
+        """Returns `down_proj`'s dtype. After `finish`."""
+        joined = F.linear(x, self.gate_up_proj.weight)
+        product = silu_and_mul(
+            joined, bias=self.gate_up_proj.bias, dtype=self.down_proj.weight.dtype
+        )
+        out: Tensor = self.down_proj(product)
         return out
 
 

@@ -1,4 +1,9 @@
-"""Two-dimensional rotary embedding of vision towers: half the angles turn with y, half with x."""
+"""Two-dimensional rotary embedding of vision towers: half the angles turn with y, half with x.
+
+Checkpoints pair dimension i of a head with i + D/2. Here a pair lies side by side, 2i and 2i + 1,
+where a kernel finds it in one thread; queries and keys are put in that order with their weights,
+which leaves their products as they are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from torch import Tensor
 
 
 class Angles(NamedTuple):
-    """Cosines and sines of each token's angles, float32 [N, D/2] each."""
+    """Cosines and sines of each token's pairs, float32 [N, D/2] each."""
 
     cos: Tensor
     sin: Tensor
@@ -27,8 +32,15 @@ def axial_angles(y_N: Tensor, x_N: Tensor, *, head_dim: int, theta: float) -> An
 
 
 def rotate(x_NHD: Tensor, angles: Angles) -> Tensor:
-    """Turns pairs (i, i + D/2) of each head, in float32, and returns x's dtype."""
-    first, second = x_NHD.float().chunk(2, dim=-1)
+    """Turns pairs (2i, 2i + 1) of each head, in float32, and returns x's dtype."""
+    first, second = x_NHD.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angles.cos.unsqueeze(1), angles.sin.unsqueeze(1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x_NHD.dtype)
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.flatten(-2).to(x_NHD.dtype)
+
+
+def pair_up(rows: Tensor, *, head_dim: int) -> Tensor:
+    """Rows of a projection's weight or bias, [heads * D, ...], from halves to pairs."""
+    halves = rows.unflatten(0, (-1, 2, head_dim // 2))
+    pairs: Tensor = halves.transpose(1, 2).flatten(0, 2)
+    return pairs.contiguous()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from chiasm.plan import Grid
 from encoder_svc.geometry import Geometry
+
+
+@runtime_checkable
+class _Finishes(Protocol):
+    """A layer that keeps its weights otherwise than a checkpoint does."""
+
+    def finish(self) -> None: ...
 
 
 class VisionTower(nn.Module, ABC):
@@ -45,5 +52,8 @@ class VisionTower(nn.Module, ABC):
         """Names of parameters a float16 tower keeps in float32 against overflow."""
         return frozenset()
 
-    def fuse(self) -> None:
-        """Joins and pads matrices for speed, once the weights are in; rows stay as they are."""
+    def finish(self) -> None:
+        """Brings the weights into the order the forward wants, once they are in; before it runs."""
+        for module in list(self.modules()):
+            if module is not self and isinstance(module, _Finishes):
+                module.finish()

@@ -18,6 +18,7 @@ from chiasm.plan import Grid
 from encoder_svc.geometry import Geometry
 from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
+from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.norm import RMSNorm
 from encoder_svc.layers.rotary import Angles
@@ -123,12 +124,6 @@ class Qwen25VisionTower(VisionTower):
         """See `VisionTower`."""
         return cls(VisionConfig.from_hf(config.get("vision_config") or {}))
 
-    def fuse(self) -> None:
-        """See `VisionTower`."""
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            block.mlp.fuse()
-
     def wide_parameters(self) -> frozenset[str]:
         """See `VisionTower`."""
         names = (name for name, _ in self.named_parameters())
@@ -162,23 +157,6 @@ class PatchEmbed(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Multi-head attention within segments, rotary in two dimensions."""
-
-    def __init__(self, config: VisionConfig, backend: SegmentAttention) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self._heads = (3, config.num_heads, config.head_dim)
-        self._attend = backend
-
-    def forward(self, x_NC: Tensor, segments: Segments, angles: Angles) -> Tensor:
-        """Returns [N, C]."""
-        qkv_N3HD = self.qkv(x_NC).unflatten(-1, self._heads)
-        out: Tensor = self.proj(self._attend(qkv_N3HD, angles, segments))
-        return out
-
-
 class Block(nn.Module):
     """Pre-norm attention and feed-forward; the residual keeps the input's dtype.
 
@@ -189,7 +167,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = RMSNorm(config.hidden_size)
         self.norm2 = RMSNorm(config.hidden_size)
-        self.attn = Attention(config, backend)
+        self.attn = JoinedAttention(config.hidden_size, config.num_heads, backend)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
 
     def forward(

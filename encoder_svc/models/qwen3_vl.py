@@ -21,6 +21,7 @@ from encoder_svc.geometry import Geometry
 from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
 from encoder_svc.layers.frames import FrameLayouts, FrameShape, TableReads
+from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.norm import LayerNorm
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.models.base import VisionTower
@@ -159,23 +160,6 @@ class PatchEmbed(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Multi-head attention within temporal groups, rotary in two dimensions."""
-
-    def __init__(self, config: VisionConfig, backend: SegmentAttention) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self._heads = (3, config.num_heads, config.head_dim)
-        self._attend = backend
-
-    def forward(self, x_NC: Tensor, segments: Segments, angles: Angles) -> Tensor:
-        """Returns [N, C]."""
-        qkv_N3HD = self.qkv(x_NC).unflatten(-1, self._heads)
-        out: Tensor = self.proj(self._attend(qkv_N3HD, angles, segments))
-        return out
-
-
 class MLP(nn.Module):
     """Two linear layers around the tanh form of GELU."""
 
@@ -197,7 +181,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = LayerNorm(config.hidden_size)
         self.norm2 = LayerNorm(config.hidden_size)
-        self.attn = Attention(config, backend)
+        self.attn = JoinedAttention(config.hidden_size, config.num_heads, backend)
         self.mlp = MLP(config)
 
     def forward(self, x_NC: Tensor, segments: Segments, angles: Angles) -> Tensor:

@@ -66,6 +66,7 @@ def make_pair(**changes: Any) -> tuple[Reference, Qwen25VisionTower]:
         for name, value in reference.state_dict().items()
     }
     tower.load_state_dict(state)
+    tower.finish()
     return reference, tower
 
 
