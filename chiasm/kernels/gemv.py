@@ -1,7 +1,9 @@
 """Linear layers of very few rows: a product that only streams the weight.
 
-cuBLAS reads the weights of such a product at about 80 % of what the memory gives; one wide read
-per thread, many in flight and nothing else comes closer.
+cuBLAS reads the weights of such a product at about 80 % of what the memory gives, and leaves a gap
+before and after. Here a program takes a few rows of the weight whole, its first loads begin
+before its input exists, and what stands before and after the product in a layer (norm, gate,
+residual) happens where the numbers are anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +13,18 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from chiasm.kernels.language import Pointer, Scalar, ceil_div, compiled, constexpr, jit, tl
+from chiasm.kernels.activation import silu_and_mul
+from chiasm.kernels.launch import compiled
+from chiasm.kernels.norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm before the product."""
+
+    weight: torch.Tensor
+    """[K]."""
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +36,15 @@ class Shape:
     step: int
     """Columns that one step of the loop takes."""
     warps: int
+    stages: int = 1
+    """Steps whose loads are under way at once, where tensor cores do the sums."""
 
 
-def shape_for(outputs: int, inputs: int) -> Shape:
+def shape_for(outputs: int, inputs: int, gated: bool = False) -> Shape:
     """The measured best for a weight [outputs, inputs]."""
     del inputs
+    if gated:
+        return Shape(rows=4, step=512, warps=4)
     if outputs >= 16384:
         return Shape(rows=8, step=512, warps=4)
     return Shape(rows=4, step=1024, warps=4)
@@ -37,52 +54,51 @@ def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
     shape: Shape | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N], to [T, N]; sums in float32.
 
-    A single row takes the kernel, more take `torch.nn.functional.linear`.
+    `norm` is applied to x first. With `residual` [T, N] the result is added to it in place and it
+    is what is returned. A single row takes the kernel, more take torch's own operations.
     """
-    if not compiled(x) or x.shape[0] != 1:
-        return F.linear(x, weight, bias)
-    outputs, inputs = weight.shape
-    shape = shape or shape_for(outputs, inputs)
-    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    # fmt: off
-    _gemv[(ceil_div(outputs, shape.rows),)](
-        x, weight, weight if bias is None else bias, out, outputs, weight.stride(0),
-        inputs=inputs, has_bias=bias is not None, rows=shape.rows, step=shape.step,
-        num_warps=shape.warps,
-    )
-    # fmt: on
-    return out
+    if compiled(x) and x.shape[0] == 1:
+        from chiasm.kernels.gemv_triton import launch_gemv
+
+        shape = shape or shape_for(*weight.shape)
+        return launch_gemv(x, weight, bias, norm, residual, shape)
+    return linear_reference(x, weight, bias, norm, residual)
 
 
-@jit
-def _gemv(
-    x: Pointer,
-    weight: Pointer,
-    bias: Pointer,
-    out: Pointer,
-    outputs: Scalar,
-    stride: Scalar,
-    inputs: constexpr,
-    has_bias: constexpr,
-    rows: constexpr,
-    step: constexpr,
-) -> None:
-    row = tl.program_id(0) * rows + tl.arange(0, rows)
-    column = tl.arange(0, step)
-    known = row < outputs
-    base = weight + row.to(tl.int64)[:, None] * stride
-    total = tl.zeros((rows, step), tl.float32)
-    for start in tl.range(0, inputs, step):
-        here = start + column
-        inside = here < inputs
-        given = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(base + here[None, :], mask=known[:, None] & inside[None, :], other=0.0)
-        total += w.to(tl.float32) * given[None, :]
-    result = tl.sum(total, 1)
-    if has_bias:
-        result += tl.load(bias + row, mask=known, other=0.0).to(tl.float32)
-    tl.store(out + row, result, mask=known)
+def gated_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm: Norm | None = None,
+    shape: Shape | None = None,
+) -> torch.Tensor:
+    """silu(x gate^T) x (x up^T) for weight [2 I, K] = gate over up: [T, K] to [T, I].
+
+    As `linear` with the gate of a SwiGLU layer behind it.
+    """
+    if compiled(x) and x.shape[0] == 1:
+        from chiasm.kernels.gemv_triton import launch_gated_gemv
+
+        outputs, inputs = weight.shape[0] // 2, weight.shape[1]
+        shape = shape or shape_for(outputs, inputs, gated=True)
+        return launch_gated_gemv(x, weight, norm, shape)
+    return silu_and_mul(linear_reference(x, weight, norm=norm))
+
+
+def linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`linear` in torch's own operations."""
+    if norm is not None:
+        x = rms_norm(x, norm.weight, eps=norm.eps)
+    out = F.linear(x, weight, bias)
+    return out if residual is None else residual.add_(out)

@@ -42,7 +42,7 @@ PRODUCT_FILES = [name for name in FILES if name.startswith(PRODUCT)]
 
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A kernel's parameters are its launch: pointers, sizes and constants of the compilation."""
-    return any(ast.unparse(d).startswith(("triton.jit", "jit")) for d in node.decorator_list)
+    return any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list)
 
 
 @cache

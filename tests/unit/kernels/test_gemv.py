@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chiasm.kernels.gemv import linear
+from chiasm.kernels.gemv import Norm, gated_linear, linear
+from chiasm.kernels.norm import rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -21,3 +22,30 @@ def test_linear(rows, outputs, inputs, dtype, has_bias) -> None:
     assert out.shape == (rows, outputs) and out.dtype == dtype
     step = torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), wanted, rtol=2 * step, atol=step * inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("outputs, inputs", [(37, 1100), (8, 512)])
+def test_norm_before_and_residual_after(rows, outputs, inputs) -> None:
+    torch.manual_seed(outputs)
+    x, weight = torch.randn(rows, inputs) * 3, torch.randn(outputs, inputs)
+    norm = Norm(torch.randn(inputs), 1e-5)
+    residual = torch.randn(rows, outputs)
+    wide = x.double()
+    normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    wanted = normed @ weight.double().t() + residual.double()
+    out = linear(x, weight, norm=norm, residual=residual)
+    assert out.data_ptr() == residual.data_ptr()
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_gated_linear(rows, has_norm) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 700), torch.randn(2 * 21, 700) / 20
+    norm = Norm(torch.randn(700), 1e-5) if has_norm else None
+    given = rms_norm(x, norm.weight, norm.eps) if norm else x
+    gate, up = (given.double() @ weight.double().t()).chunk(2, dim=-1)
+    out = gated_linear(x, weight, norm)
+    torch.testing.assert_close(out.double(), gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-4)
