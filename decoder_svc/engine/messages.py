@@ -148,6 +148,9 @@ Event = Tokens | ItemReleased | PartFailed | ChoiceDone | RequestDone | RequestF
 
 # Plans: scheduler -> ranks.
 
+PENDING = -1
+"""In place of a token id: what the sequence's seat drew last, in a step that is not back yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpan:
@@ -163,12 +166,18 @@ class PlannedSequence:
 
     request_id: str
     choice: int
+    seat: int
+    """Where ranks keep what they know of the sequence; no other sequence in the batch has it."""
     token_ids: tuple[int, ...]
+    """A single PENDING where the id is not known yet."""
     start: int
     """Tokens of the sequence whose K and V are in pages already."""
     position: int
     """Position of the first token; the others follow it, unless `grid_positions` is given."""
     block_table: tuple[int, ...]
+    """Page ids in order, from page `first_block` of the sequence on."""
+    first_block: int = 0
+    """Pages before this one are as earlier steps said."""
     grid_positions: bytes = b""
     """int32 [3, tokens]: time, height, width of each token."""
     embeds: tuple[EmbedSpan, ...] = ()

@@ -2,8 +2,8 @@
 
 A choice's tokens are the prompt and its output. The first `computed` have K and V in pages:
 
-    | prompt ......................... | output ...... |
-    | computed ........ | chunk of this step | not yet |
+    | prompt .................................. | output ........... |
+    | computed ........ | chunks in flight ..... | not scheduled yet |
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from chiasm.plan import Promise
-from decoder_svc.engine.messages import AddRequest, FinishReason
+from decoder_svc.engine.messages import PENDING, AddRequest, FinishReason
 from decoder_svc.kv_cache.prefix import MediaSpan, root_key
 from decoder_svc.sampling.params import Draw
 
@@ -52,7 +52,15 @@ class Sequence:
         """Pages the prefix index has been told of."""
         self.computed = 0
         self.in_flight = 0
-        """Tokens of a step that has been submitted and not come back."""
+        """Tokens of steps that have been submitted and not come back."""
+        self.num_drawing = 0
+        """Tokens that these steps draw: known to come, but not what they are."""
+        self.last_step = 0
+        """The last step it was part of."""
+        self.seat: int | None = None
+        """Where ranks keep its state, while it is in the batch or in flight."""
+        self.num_told = 0
+        """Pages that ranks have been told of."""
         self.order = serving_order(request.priority, request.arrival, choice)
 
     @property
@@ -61,19 +69,31 @@ class Sequence:
         return len(self.request.prompt) + len(self.output)
 
     @property
+    def num_scheduled(self) -> int:
+        """Tokens with K and V in pages once the steps in flight are done."""
+        return self.computed + self.in_flight
+
+    @property
     def num_left(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return self.num_tokens - self.computed
+        """Tokens to schedule before the next one can be sampled."""
+        return self.num_tokens + self.num_drawing - self.num_scheduled
 
     @property
     def decodes(self) -> bool:
-        """Whether all there is to compute is the token sampled last."""
-        return self.num_left == 1 and self.computed >= len(self.request.prompt)
+        """Whether all there is to schedule is the token sampled last."""
+        return self.num_left == 1 and self.num_scheduled >= len(self.request.prompt)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the draws in flight are the last that it may have."""
+        return len(self.output) + self.num_drawing >= self.request.sampling.max_tokens
 
     def tokens(self, begin: int, end: int) -> tuple[int, ...]:
-        """Token ids [begin, end) of prompt and output."""
+        """Token ids [begin, end) of prompt and output; PENDING for the one that is being drawn."""
         prompt = self.request.prompt
         edge = len(prompt)
+        if begin == self.num_tokens:
+            return (PENDING,)
         if begin >= edge:
             return tuple(self.output[begin - edge : end - edge])
         return prompt[begin:end] + tuple(self.output[: max(0, end - edge)])
@@ -81,9 +101,10 @@ class Sequence:
     def draw(self) -> Draw:
         """The next draw."""
         params = self.request.sampling
+        position = len(self.output) + self.num_drawing
         if not params.needs_history:
-            return Draw(params, self.choice, len(self.output))
-        return Draw(params, self.choice, len(self.output), self.request.prompt, tuple(self.output))
+            return Draw(params, self.choice, position)
+        return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
 
     def append(self, token_id: int) -> FinishReason | None:
         """Takes a sampled token in; a stop token ends the choice and is not part of its output."""

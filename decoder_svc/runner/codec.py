@@ -105,10 +105,12 @@ def _sequence_out(sequence: PlannedSequence) -> tuple[Any, ...]:
     return (
         sequence.request_id,
         sequence.choice,
+        sequence.seat,
         sequence.token_ids,
         sequence.start,
         sequence.position,
         sequence.block_table,
+        sequence.first_block,
         sequence.grid_positions,
         embeds,
         None if sequence.draw is None else _draw_out(sequence.draw),
@@ -116,14 +118,16 @@ def _sequence_out(sequence: PlannedSequence) -> tuple[Any, ...]:
 
 
 def _sequence_in(fields: tuple[Any, ...]) -> PlannedSequence:
-    request_id, choice, token_ids, start, position, table, grid, embeds, draw = fields
+    request_id, choice, seat, ids, start, position, table, first, grid, embeds, draw = fields
     return PlannedSequence(
         request_id=request_id,
         choice=choice,
-        token_ids=token_ids,
+        seat=seat,
+        token_ids=ids,
         start=start,
         position=position,
         block_table=table,
+        first_block=first,
         grid_positions=grid,
         embeds=tuple(EmbedSpan(at, tuple(SlabRun(*run) for run in runs)) for at, runs in embeds),
         draw=None if draw is None else _draw_in(draw),

@@ -23,7 +23,9 @@ class Limits:
     """Rows are asked for this many chunks ahead, so that a transfer hides behind a step."""
 
     depth: int = 1
-    """Steps in flight at once, one per pipeline stage."""
+    """Pipeline stages: micro-batches that the running sequences are spread over."""
+    ahead: bool = False
+    """Whether a sequence is scheduled again before the token it drew last is known here."""
 
     def share(self, num_sequences: int) -> int:
         """Sequences of one step, so that the other stages get as many in theirs."""
@@ -43,8 +45,8 @@ class StepBudget:
 
 
 def landed_chunk(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> int:
-    """The chunk of at most `length` tokens from `computed` on, cut before the first missing row."""
-    begin, end = sequence.computed, sequence.computed + length
+    """The next chunk of at most `length` tokens, cut before the first missing row."""
+    begin, end = sequence.num_scheduled, sequence.num_scheduled + length
     request = sequence.request
     for item, promise in request.promises.items():
         if promise.prompt_offset >= end or promise.prompt_end <= begin:
@@ -62,9 +64,9 @@ def embed_spans(
 ) -> tuple[EmbedSpan, ...]:
     """Where the rows of the next `length` tokens lie; all of them have landed."""
     request = sequence.request
-    if not request.promises or sequence.computed >= len(request.prompt):
+    if not request.promises or sequence.num_scheduled >= len(request.prompt):
         return ()
-    begin, end = sequence.computed, sequence.computed + length
+    begin, end = sequence.num_scheduled, sequence.num_scheduled + length
     return tuple(
         EmbedSpan(index - begin, receiver.locate(request.request_id, item, rows))
         for item, promise in request.promises.items()
@@ -74,7 +76,7 @@ def embed_spans(
 
 def item_rows(sequence: Sequence, length: int) -> list[tuple[int, Span]]:
     """The rows that the next `length` tokens stand for, item by item in prompt order."""
-    begin, end = sequence.computed, sequence.computed + length
+    begin, end = sequence.num_scheduled, sequence.num_scheduled + length
     found = []
     for item, promise in sequence.request.promises.items():
         rows = Span(promise.row_at(begin), promise.row_at(end))

@@ -65,6 +65,7 @@ class PageTable:
         self._pool.retain(found.blocks)
         sequence.blocks = list(found.blocks)
         sequence.num_published = len(found.blocks)
+        sequence.num_told = 0
         sequence.computed = found.num_tokens
 
     def share(self, leader: Sequence, sibling: Sequence, num_tokens: int) -> None:
@@ -74,7 +75,7 @@ class PageTable:
 
     def grow(self, sequence: Sequence, length: int) -> bool:
         """Sees to pages for `length` tokens more; False, nothing taken, when too few are free."""
-        need = self._limits.pages(sequence.computed + length) - len(sequence.blocks)
+        need = self._limits.pages(sequence.num_scheduled + length) - len(sequence.blocks)
         if need > self._pool.num_free:
             return False
         if need > 0:
@@ -83,7 +84,7 @@ class PageTable:
 
     def room(self, sequence: Sequence) -> int:
         """Tokens that fit on what the sequence has and what is free."""
-        return (len(sequence.blocks) + self._pool.num_free) * self._size - sequence.computed
+        return (len(sequence.blocks) + self._pool.num_free) * self._size - sequence.num_scheduled
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the pages that are full now."""
@@ -123,7 +124,7 @@ class PageTable:
 
     def _missing(self, sequence: Sequence, num_blocks: int) -> int:
         """Pages to come for the known tokens and one more, parked siblings' tails included."""
-        own = max(0, self._limits.pages(sequence.num_tokens + 1) - num_blocks)
+        own = max(0, self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1) - num_blocks)
         request = sequence.request
         parked = sum(s.state is State.PARKED for s in request.sequences)
         if not parked:

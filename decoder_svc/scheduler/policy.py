@@ -39,12 +39,13 @@ class Queue:
         """Next to be served."""
         return self._items[0] if self._items else None
 
-    def victim(self, than: Sequence) -> Sequence | None:
-        """The last sequence behind `than` that holds pages and is not in flight, if any."""
+    def victim(self, than: Sequence, *, step: int) -> Sequence | None:
+        """The last sequence behind `than` that holds pages and is neither in flight nor of `step`,
+        the one that is being put together; if any."""
         for candidate in reversed(self._items):
             if candidate.order <= than.order:
                 return None
-            if candidate.blocks and not candidate.in_flight:
+            if candidate.blocks and not candidate.in_flight and candidate.last_step < step:
                 return candidate
         return None
 

@@ -8,6 +8,7 @@ only so much. A chunk ends before the first row of a medium that has not landed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
@@ -20,6 +21,24 @@ from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.scheduler.budget import Limits, StepBudget, embed_spans, item_rows, landed_chunk
 from decoder_svc.scheduler.pages import PageTable
 from decoder_svc.scheduler.policy import Queue
+from decoder_svc.scheduler.seats import Seats
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A sequence's part in a step that has been submitted."""
+
+    sequence: Sequence
+    length: int
+    draws: bool
+
+    def begin(self) -> None:
+        self.sequence.in_flight += self.length
+        self.sequence.num_drawing += self.draws
+
+    def end(self) -> None:
+        self.sequence.in_flight -= self.length
+        self.sequence.num_drawing -= self.draws
 
 
 class Scheduler:
@@ -49,7 +68,8 @@ class Scheduler:
         self._waiting = Queue()
         self._running = Queue()
         self._starved: Sequence | None = None  # found no page in the last step
-        self._steps: dict[int, list[tuple[Sequence, bool]]] = {}  # submitted, with "draws"
+        self._seats = Seats(limits.max_running)
+        self._steps: dict[int, list[_Entry]] = {}  # submitted
         self._num_steps = 0
 
     def add(self, request: Request) -> None:
@@ -62,49 +82,56 @@ class Scheduler:
             self._queue_of(sequence).remove(sequence)
         sequence.state = State.FINISHED
         if not sequence.in_flight:
-            self._pages.drop(sequence)
+            self._leave(sequence)
         self._promote(sequence.request)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run."""
         chosen: list[tuple[Sequence, int]] = []
-        self._choose_decodes(chosen)
-        self._starved = None
+        self._starved = self._choose_decodes(chosen, apart=self._limits.depth)
         budget = StepBudget(self._limits.chunk_tokens, self._limits.share(self._num_prefilling()))
         self._choose_chunks(self._running, budget, chosen, now)
         while budget.sequences and (admitted := self._admit(now)) is not None:
             self._choose_chunks((admitted,), budget, chosen, now)
+        if not chosen and self._limits.ahead:  # fewer sequences than stages: they follow themselves
+            self._starved = self._choose_decodes(chosen, apart=1) or self._starved
         if not chosen:
             return None
         chosen.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
         self._num_steps += 1
         planned = tuple(self._planned(sequence, length) for sequence, length in chosen)
-        self._steps[self._num_steps] = [
-            (sequence, part.draw is not None)
-            for (sequence, _), part in zip(chosen, planned, strict=True)
+        entries = [
+            _Entry(sequence, length, part.draw is not None)
+            for (sequence, length), part in zip(chosen, planned, strict=True)
         ]
+        for entry in entries:
+            entry.begin()
+        self._steps[self._num_steps] = entries
         return StepPlan(self._num_steps, planned)
 
     def complete(self, step: int) -> list[Sequence]:
         """A step came back: what it computed counts. Returns who drew a token, in plan order."""
         entries = self._steps[step]
-        for sequence, _ in entries:
-            sequence.computed += sequence.in_flight
-            self._settle(sequence)
+        for entry in entries:
+            sequence = entry.sequence
+            sequence.computed += entry.length
+            self._settle(entry)
             if sequence.state is State.RUNNING:
                 self._pages.publish(sequence)
                 self._fork(sequence)
         for request in {
-            id(s.request): s.request for s, _ in entries if s.request.promises
+            id(e.sequence.request): e.sequence.request
+            for e in entries
+            if e.sequence.request.promises
         }.values():
             self._consume(request)
         del self._steps[step]
-        return [sequence for sequence, draws in entries if draws]
+        return [entry.sequence for entry in entries if entry.draws]
 
     def discard(self, step: int) -> None:
         """A step failed: what it computed does not count."""
-        for sequence, _ in self._steps.pop(step, ()):
-            self._settle(sequence)
+        for entry in self._steps.pop(step, ()):
+            self._settle(entry)
 
     def restart(self) -> None:
         """What pages held is lost: no step in flight comes back, everybody computes again."""
@@ -142,25 +169,55 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError when pages leaked or a queue holds what it should not."""
         finishing = [
-            s for step in self._steps.values() for s, _ in step if s.state is State.FINISHED
+            entry.sequence
+            for step in self._steps.values()
+            for entry in step
+            if entry.sequence.state is State.FINISHED
         ]
-        self._pages.check([*self._running, *finishing])
+        holders = list({id(s): s for s in (*self._running, *finishing)}.values())
+        self._pages.check(holders)
+        self._seats.check(holders)
         assert all(s.state is State.RUNNING for s in self._running)
         assert all(s.state is State.WAITING and not s.blocks for s in self._waiting)
 
     # Choosing.
 
-    def _choose_decodes(self, chosen: list[tuple[Sequence, int]]) -> None:
-        most = self._limits.share(sum(s.decodes or s.in_flight > 0 for s in self._running))
-        for sequence in self._running:
+    def _choose_decodes(
+        self, chosen: list[tuple[Sequence, int]], *, apart: int
+    ) -> Sequence | None:
+        """Adds sequences that decode. Returns the first that found no page.
+
+        Args:
+            chosen: Where to add.
+            apart: Steps from one that draws a token to the one that computes it, as long as the
+                token is not known here.
+        """
+        running = tuple(self._running)
+        most = self._limits.share(sum(s.decodes or s.in_flight > 0 for s in running))
+        latest = self._num_steps + 1 - apart
+        for sequence in running:
             if len(chosen) == most:
-                return
+                return None
             if self._starved is not None and sequence.order > self._starved.order:
-                return  # whoever could be preempted for the starved one must not be in flight
-            if sequence.state is not State.RUNNING or sequence.in_flight:
+                return None  # whom the starved one could have preempted must not be in flight
+            if sequence.state is not State.RUNNING or not sequence.decodes:
                 continue
-            if sequence.decodes and self._make_room(sequence, 1):
-                self._choose(sequence, 1, chosen)
+            if sequence.num_drawing and not self._may_follow(sequence, latest):
+                continue
+            if not self._make_room(sequence, 1):
+                return sequence
+            self._choose(sequence, 1, chosen)
+        return None
+
+    def _may_follow(self, sequence: Sequence, latest: int) -> bool:
+        """Whether a token that is still being drawn may be computed: never two of a sequence."""
+        return (
+            self._limits.ahead
+            and sequence.num_drawing == 1
+            and sequence.last_step <= latest
+            and not sequence.is_exhausted
+            and not sequence.request.sampling.needs_history
+        )
 
     def _choose_chunks(
         self,
@@ -171,7 +228,7 @@ class Scheduler:
     ) -> None:
         """Adds prefill chunks within the budget, and takes them from it."""
         for sequence in sequences:
-            if sequence.state is not State.RUNNING or sequence.in_flight or sequence.decodes:
+            if sequence.state is not State.RUNNING or sequence.decodes or not sequence.num_left:
                 continue
             # Asked also without a budget: who waits for the budget does not wait for rows.
             wanted = min(sequence.num_left, max(budget.tokens, 1))
@@ -195,17 +252,16 @@ class Scheduler:
 
     def _num_prefilling(self) -> int:
         """Sequences that a chunk could be taken of, in this step or the next ones."""
-        idle = sum(not (s.decodes or s.in_flight) for s in self._running)
-        return idle + len(self._waiting)
+        return sum(not s.decodes for s in self._running) + len(self._waiting)
 
     def _choose(self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]) -> None:
-        sequence.in_flight = length
+        sequence.last_step = self._num_steps + 1
         chosen.append((sequence, length))
 
     def _make_room(self, sequence: Sequence, length: int) -> bool:
         """Gets pages for `length` more tokens, preempting from the back while there are too few."""
         while not self._pages.grow(sequence, length):
-            victim = self._running.victim(sequence)
+            victim = self._running.victim(sequence, step=self._num_steps + 1)
             if victim is None:
                 return False
             self._preempt(victim)
@@ -214,7 +270,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         self._metrics.preemptions.inc()
         self._running.remove(victim)
-        self._pages.drop(victim)
+        self._leave(victim)
         victim.state = State.WAITING
         self._waiting.add(victim)
         request = victim.request
@@ -237,9 +293,8 @@ class Scheduler:
         if len(self._running) and not self._pages.fits(sequence, found, self._running):
             return None
         self._waiting.remove(sequence)
-        self._running.add(sequence)
-        sequence.state = State.RUNNING
         self._pages.attach(sequence, found)
+        self._enter(sequence)
         self._note_admission(sequence, now)
         if again:
             sequence.request.consumed.update(again)
@@ -257,29 +312,44 @@ class Scheduler:
 
     def _seats_left(self) -> int:
         parked = {id(s.request): _num_parked(s.request) for s in self._running}
-        return self._limits.max_running - len(self._running) - sum(parked.values())
+        return self._seats.num_free - sum(parked.values())
+
+    def _enter(self, sequence: Sequence) -> None:
+        self._seats.take(sequence)
+        self._running.add(sequence)
+        sequence.state = State.RUNNING
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Gives back what a sequence holds that is neither in the batch nor in flight any more."""
+        self._pages.drop(sequence)
+        self._seats.free(sequence)
 
     def _planned(self, sequence: Sequence, length: int) -> PlannedSequence:
-        begin, end = sequence.computed, sequence.computed + length
+        begin, end = sequence.num_scheduled, sequence.num_scheduled + length
         request = sequence.request
+        told, sequence.num_told = sequence.num_told, len(sequence.blocks)
+        assert sequence.seat is not None, "not in the batch"
         return PlannedSequence(
             request_id=request.request_id,
             choice=sequence.choice,
+            seat=sequence.seat,
             token_ids=sequence.tokens(begin, end),
             start=begin,
             position=request.position(begin),
-            block_table=tuple(sequence.blocks),
+            block_table=tuple(sequence.blocks[told:]),
+            first_block=told,
             grid_positions=request.grid_positions(begin, end),
             embeds=embed_spans(sequence, length, self._receiver),
-            draw=sequence.draw() if end == sequence.num_tokens else None,
+            draw=sequence.draw() if length == sequence.num_left else None,
         )
 
     # After a step.
 
-    def _settle(self, sequence: Sequence) -> None:
-        sequence.in_flight = 0
-        if sequence.state is State.FINISHED:
-            self._pages.drop(sequence)
+    def _settle(self, entry: _Entry) -> None:
+        entry.end()
+        sequence = entry.sequence
+        if sequence.state is State.FINISHED and not sequence.in_flight:
+            self._leave(sequence)
 
     def _fork(self, leader: Sequence) -> None:
         """Siblings join as soon as the prompt's whole pages are computed; the tail is their own."""
@@ -288,9 +358,8 @@ class Scheduler:
             return
         for sibling in leader.request.sequences:
             if sibling.state is State.PARKED:
-                sibling.state = State.RUNNING
                 self._pages.share(leader, sibling, shared)
-                self._running.add(sibling)
+                self._enter(sibling)
 
     def _promote(self, request: Request) -> None:
         """Sees to it that one choice leads while others are parked."""

@@ -29,6 +29,7 @@ from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import (
+    PENDING,
     AddRequest,
     EngineLoad,
     Event,
@@ -132,14 +133,16 @@ def expected(add: AddRequest, choice: int = 0) -> list[int]:
 class SimulatedRanks(Executor):
     """Computes a plan when it is collected, as late as a pipeline would."""
 
-    def __init__(self, *, block_size: int, depth: int = 1) -> None:
-        self.depth = depth
+    def __init__(self, *, block_size: int, depth: int = 1, ahead: bool = False) -> None:
+        self.depth = depth + ahead
         self.slab: dict[int, tuple[bytes, int]] = {}
         self.fail_on: set[str] = set()
         self.nan_on: set[str] = set()
         self.num_steps = 0
         self._size = block_size
         self._pages: dict[tuple[int, int], Seen] = {}
+        self._tables: dict[int, list[int]] = {}
+        self._drawn: dict[int, int] = {}
         self._plans: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -163,19 +166,25 @@ class SimulatedRanks(Executor):
                     for row in range(run.first_slab_row, run.first_slab_row + run.num_rows):
                         rows[at] = self.slab[row]
                         at += 1
-            for index, token in enumerate(sequence.token_ids):
+            table = self._tables.setdefault(sequence.seat, [])
+            table[sequence.first_block :] = sequence.block_table
+            ids = sequence.token_ids
+            if ids == (PENDING,):
+                ids = (self._drawn[sequence.seat],)
+            for index, token in enumerate(ids):
                 place = sequence.start + index
                 assert (token == PAD) == (index in rows), "a placeholder without its row"
-                key = (sequence.block_table[place // self._size], place % self._size)
+                key = (table[place // self._size], place % self._size)
                 self._pages[key] = (token, *rows.get(index, (b"", 0)))
             if sequence.draw is not None:
                 end = sequence.start + len(sequence.token_ids)
                 history = [
-                    self._pages[sequence.block_table[i // self._size], i % self._size]
+                    self._pages[table[i // self._size], i % self._size]
                     for i in range(end)
                 ]
                 bad = sequence.request_id in self.nan_on
                 sampled.append(Sampled(draw(history, sequence.choice), finite=not bad))
+                self._drawn[sequence.seat] = sampled[-1].token_id
         return StepResult(plan.step, tuple(sampled))
 
     def close(self) -> None:
@@ -221,6 +230,7 @@ class Simulation:
         max_running: int = 8,
         prefix: bool = True,
         depth: int = 1,
+        ahead: bool = False,
         slab_pages: int = 16,
         page_rows: int = 4,
         segment_rows: int = 100,
@@ -228,7 +238,7 @@ class Simulation:
         timeout_s: float = 120.0,
     ) -> None:
         self.metrics = DecoderMetrics()
-        self.ranks = SimulatedRanks(block_size=block_size, depth=depth)
+        self.ranks = SimulatedRanks(block_size=block_size, depth=depth, ahead=ahead)
         self.receiver = EmbeddingReceiver(pages=slab_pages, page_rows=page_rows, row_bytes=4)
         self.blocks = BlockPool(num_blocks)
         self.prefix = PrefixIndex(self.blocks) if prefix else None
@@ -238,6 +248,7 @@ class Simulation:
                 chunk_tokens=chunk_tokens,
                 block_size=block_size,
                 depth=depth,
+                ahead=ahead,
             ),
             pool=self.blocks,
             receiver=self.receiver,

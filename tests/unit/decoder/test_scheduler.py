@@ -188,9 +188,10 @@ def test_stopping_the_leader_before_it_has_prefilled() -> None:
     assert sim.told["a"].tokens(1) == expected(add, 1)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_aborts_leave_nothing_behind(depth: int) -> None:
-    sim = Simulation(depth=depth, lag=2)
+def test_aborts_leave_nothing_behind(depth: int, ahead: bool) -> None:
+    sim = Simulation(depth=depth, ahead=ahead, lag=2)
     for turn in range(12):
         name = str(turn)
         sim.add(make_request(name, [20, Picture(name, 7), *TEXT[:5]], max_tokens=20, n=2))
@@ -252,6 +253,7 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         max_running=data.draw(st.integers(3, 8), "running"),
         prefix=data.draw(st.booleans(), "prefix"),
         depth=data.draw(st.integers(1, 3), "depth"),
+        ahead=data.draw(st.booleans(), "ahead"),
         slab_pages=2 * (block_size + 1) + data.draw(st.integers(0, 8), "more slab pages"),
         page_rows=data.draw(st.integers(1, 4), "page rows"),
         segment_rows=data.draw(st.integers(1, 8), "segment rows"),
