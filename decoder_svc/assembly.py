@@ -29,11 +29,11 @@ from decoder_svc.runner.inline import InlineExecutor
 from decoder_svc.runner.launcher import Launcher
 from decoder_svc.runner.loading import (
     Placement,
-    build_pool,
     build_runner,
     choose_placement,
     count_pages,
     load_stage,
+    plans_ahead,
     slab_rows,
 )
 from decoder_svc.runner.ranks import RanksExecutor
@@ -78,14 +78,15 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
         torch.set_num_threads(config.num_threads)
     mesh, placement = ParallelMesh(), choose_placement(config)
     rows, slab_pages = _slab(config, text, placement)
-    model = load_stage(model_dir, text, mesh, placement)
+    model = load_stage(
+        model_dir, text, mesh, placement, load_format=config.load_format
+    )
     num_blocks = count_pages(config, text, mesh, placement)
     max_model_len = _max_model_len(config, text, num_blocks)
-    block_size = config.memory.block_size
-    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
     view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=rows.dtype)
-    executor = InlineExecutor(build_runner(model, pool, view))
+    runner = build_runner(config, model, num_blocks=num_blocks, rows=view)
+    executor = InlineExecutor(runner, depth=1 + runner.ahead)
     return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
 
 
@@ -103,7 +104,7 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
             row_dtype=rows.dtype,
             rendezvous=rendezvous_of(os.environ),
         )
-        executor = RanksExecutor(launcher, depth=config.parallel.pp_size)
+        executor = RanksExecutor(launcher, depth=config.parallel.pp_size + plans_ahead(config))
         undo.callback(executor.close)
         num_blocks = executor.start()
         max_model_len = _max_model_len(config, text, num_blocks)
@@ -134,7 +135,8 @@ def build_engine(
             max_running=config.scheduler.max_running_requests,
             chunk_tokens=config.scheduler.chunked_prefill_size,
             block_size=config.memory.block_size,
-            depth=parts.executor.depth,
+            depth=config.parallel.pp_size,
+            ahead=parts.executor.depth > config.parallel.pp_size,
         ),
         pool=pool,
         receiver=receiver,
@@ -160,6 +162,7 @@ def warm_up(executor: Executor, *, num_blocks: int, block_size: int) -> None:
         sequence = PlannedSequence(
             request_id="warm-up",
             choice=0,
+            seat=0,
             token_ids=ids,
             start=start,
             position=start,

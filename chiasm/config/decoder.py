@@ -40,8 +40,14 @@ class SchedulerConfig:
     """Prompt tokens of one step, over all requests."""
     prefix_cache: bool = True
     """Keep the pages of finished prompts for requests that begin the same way."""
+    async_scheduling: str = "auto"
+    """Plan a step while the one before runs: on, off; auto = on with cuda."""
 
     def __post_init__(self) -> None:
+        if self.async_scheduling not in ("auto", "on", "off"):
+            raise ValueError(
+                f"--async-scheduling must be auto, on or off, got {self.async_scheduling!r}"
+            )
         if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
             raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
 
@@ -86,6 +92,12 @@ class DecoderConfig:
     """Weights, arithmetic: float32, bfloat16, float16; auto = bfloat16 on cuda, float32 on cpu."""
     row_dtype: str = "auto"
     """Dtype of rows on the wire; auto = dtype. Must equal the encoder's."""
+    attention_backend: str = "auto"
+    """flashinfer or reference; auto = flashinfer with cuda where it is installed."""
+    cuda_graphs: bool = True
+    """Record decode steps as CUDA graphs, where the attention backend allows it."""
+    load_format: str = "auto"
+    """auto = the checkpoint's weights; dummy = random weights, for measuring speed."""
     transport: str = "auto"
     """auto, nixl or grpc."""
     max_model_len: int = 0
@@ -100,5 +112,12 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "nixl", "grpc"):
             raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
+        if self.attention_backend not in ("auto", "flashinfer", "reference"):
+            raise ValueError(
+                "--attention-backend must be auto, flashinfer or reference, "
+                f"got {self.attention_backend!r}"
+            )
+        if self.load_format not in ("auto", "dummy"):
+            raise ValueError(f"--load-format must be auto or dummy, got {self.load_format!r}")
         if self.digest not in ("sampled", "full"):
             raise ValueError(f"--digest must be sampled or full, got {self.digest!r}")

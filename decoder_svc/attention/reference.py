@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from decoder_svc.attention.base import AttentionBackend, AttentionBatch
 from decoder_svc.kv_cache.pool import KVPool
+from decoder_svc.layers.rotary import Angles, rotate
 
 
 class _Single:
@@ -69,11 +70,12 @@ class ReferenceAttention(AttentionBackend):
             self._chunks.append(chunk)
             first += length
 
-    def attend(
-        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         """See the base class."""
         paged_keys, paged_values = self._pool.keys[layer], self._pool.values[layer]
+        kv_heads = paged_keys.shape[2]
+        turned, values = rotate(qkv[:, :-kv_heads], angles), qkv[:, -kv_heads:]
+        queries, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]
         paged_keys.flatten(0, 1).index_copy_(0, self._slots, keys)
         paged_values.flatten(0, 1).index_copy_(0, self._slots, values)
         parts = []

@@ -8,7 +8,7 @@ from torch import nn
 from decoder_svc.attention.base import AttentionBackend
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
-from decoder_svc.layers.rotary import rotate
+from decoder_svc.layers.rotary import Angles
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 
@@ -35,14 +35,10 @@ class Attention(nn.Module):
         self.out.load(reader, f"{name}.o_proj")
 
     def forward(
-        self, hidden: torch.Tensor, angles: torch.Tensor, backend: AttentionBackend
+        self, hidden: torch.Tensor, angles: Angles, backend: AttentionBackend
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; K and V of these tokens are in the pages afterwards."""
-        both = self._heads + self._kv_heads
-        qkv = self.qkv(hidden).view(len(hidden), both + self._kv_heads, self._head_dim)
-        turned = rotate(qkv[:, :both], angles)
-        mixed = backend.attend(
-            self._layer, turned[:, : self._heads], turned[:, self._heads :], qkv[:, both:]
-        )
+        qkv = self.qkv(hidden).view(len(hidden), self._heads + 2 * self._kv_heads, self._head_dim)
+        mixed = backend.attend(self._layer, qkv, angles)
         out: torch.Tensor = self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))
         return out

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from chiasm.kernels.gemv import linear
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.tp import all_gather_features, all_reduce
@@ -39,5 +40,5 @@ class VocabParallelEmbedding(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, hidden] to [S, vocab], complete on every rank."""
-        gathered = all_gather_features(F.linear(hidden, self.weight), self._mesh)
+        gathered = all_gather_features(linear(hidden, self.weight), self._mesh)
         return gathered[:, : self._vocab_size]

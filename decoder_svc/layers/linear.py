@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from chiasm.kernels.gemv import linear
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh, Shard
 from decoder_svc.parallel.tp import all_reduce
@@ -34,7 +34,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, in] to [T, sum of the shards]."""
-        return F.linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -52,4 +52,4 @@ class RowLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, the shard's width] to [T, out], complete on every rank."""
-        return all_reduce(F.linear(hidden, self.weight), self._mesh)
+        return all_reduce(linear(hidden, self.weight), self._mesh)

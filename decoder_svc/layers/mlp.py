@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from chiasm.kernels.activation import silu_mul
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
@@ -27,6 +27,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        mixed: torch.Tensor = self.down(F.silu(gate) * up)
+        mixed: torch.Tensor = self.down(silu_mul(self.gate_up(hidden)))
         return mixed

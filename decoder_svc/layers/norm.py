@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from chiasm.kernels.norm import add_rms_norm, rms_norm
 from decoder_svc.models.weights import CheckpointReader
 
 
@@ -23,4 +23,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, size] to the same shape and dtype."""
-        return F.rms_norm(hidden, self.weight.shape, self.weight, self._eps)
+        return rms_norm(hidden, self.weight, self._eps)
+
+    def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Adds the update to the residual stream, in place, and normalises the sum. Both [T, size].
+
+        Returns:
+            The normalised sum.
+        """
+        return add_rms_norm(update, residual, self.weight, self._eps)[0]

@@ -7,8 +7,24 @@ Each frequency turns by one of three positions (time, height, width); which one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """By how much the heads of a step's tokens are turned; the same for all layers.
+
+    The first 2 x F features of a head are turned, the others are left as they are.
+    """
+
+    cos: torch.Tensor
+    """[T, F] float32"""
+    sin: torch.Tensor
+    """[T, F] float32"""
+    interleaved: bool = False
+    """Whether features (2i, 2i + 1) are a pair; otherwise (i, i + F) are."""
 
 
 class MRotary:
@@ -27,15 +43,23 @@ class MRotary:
         self._inverse = (1.0 / (self._theta**exponents)).to(device)
         self._axis = torch.tensor(self._axes, device=device)
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Positions [3, T] to cosines and sines [2, T, 1, head_dim]."""
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """The angles of tokens at positions [3, T]."""
         assert self._inverse is not None and self._axis is not None, "place() comes first"
         angle = positions.float().t().index_select(1, self._axis) * self._inverse
-        whole = torch.cat((angle, angle), dim=-1).unsqueeze(1)
-        return torch.stack((whole.cos(), whole.sin())).to(dtype)
+        return Angles(angle.cos(), angle.sin())
 
 
-def rotate(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Turns [T, heads, head_dim]: pairs are (i, i + head_dim / 2)."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * angles[0] + torch.cat((-second, first), dim=-1) * angles[1]
+def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
+    """Turns [T, heads, head_dim]; arithmetic in the heads' own dtype."""
+    width = angles.cos.shape[1]
+    cos, sin = (part.unsqueeze(1).to(heads.dtype) for part in (angles.cos, angles.sin))
+    if angles.interleaved:
+        first, second = heads[..., : 2 * width : 2], heads[..., 1 : 2 * width : 2]
+    else:
+        first, second = heads[..., :width], heads[..., width : 2 * width]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    if angles.interleaved:
+        joined = torch.stack(turned, dim=-1).flatten(-2)
+        return torch.cat((joined, heads[..., 2 * width :]), dim=-1)
+    return torch.cat((*turned, heads[..., 2 * width :]), dim=-1)

@@ -32,6 +32,10 @@ class StageModel(nn.Module, ABC):
         """Reads this rank's part of the stage."""
 
     @abstractmethod
+    def place_constants(self) -> None:
+        """Computes what follows from the config alone, on the model's device."""
+
+    @abstractmethod
     def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """First stage: ids [T] to [T, hidden], `rows` [R, hidden] in place of tokens `at` [R]."""
 
@@ -39,7 +43,11 @@ class StageModel(nn.Module, ABC):
     def forward(
         self, hidden: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
-        """[T, hidden] through the stage's layers; `positions` is [3, T]: time, height, width."""
+        """[T, hidden] through the stage's layers; `positions` is [3, T]: time, height, width.
+
+        `hidden` is overwritten. Must be capturable as a CUDA graph: nothing of it may depend on
+        what tensors hold, or wait for the device.
+        """
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

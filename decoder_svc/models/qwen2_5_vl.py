@@ -13,7 +13,7 @@ from decoder_svc.layers.attention import Attention
 from decoder_svc.layers.embedding import VocabParallelEmbedding
 from decoder_svc.layers.mlp import GatedMLP
 from decoder_svc.layers.norm import RMSNorm
-from decoder_svc.layers.rotary import MRotary
+from decoder_svc.layers.rotary import Angles, MRotary
 from decoder_svc.models.base import StageModel
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
@@ -49,12 +49,22 @@ class DecoderLayer(nn.Module):
         self.mlp.load(reader, f"{name}.mlp")
 
     def forward(
-        self, hidden: torch.Tensor, angles: torch.Tensor, backend: AttentionBackend
+        self,
+        update: torch.Tensor | None,
+        residual: torch.Tensor,
+        angles: Angles,
+        backend: AttentionBackend,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), angles, backend)
-        added: torch.Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return added
+        """Adds to the residual stream [T, hidden], in place, what the layer before has left to add.
+
+        Returns:
+            [T, hidden]: what this layer leaves to add.
+        """
+        norm = self.attention_norm
+        normed = norm(residual) if update is None else norm.add(update, residual)
+        update = self.attention(normed, angles, backend)
+        mixed: torch.Tensor = self.mlp(self.mlp_norm.add(update, residual))
+        return mixed
 
 
 class Qwen25VLStage(StageModel):
@@ -96,6 +106,10 @@ class Qwen25VLStage(StageModel):
             self.norm.load(reader, _NORM)
             if self.lm_head is not self.embedding:
                 self.lm_head.load(reader, _EMBEDDING if self.config.tied else _LM_HEAD)
+        self.place_constants()
+
+    def place_constants(self) -> None:
+        """See the base class."""
         self.rotary.place(next(self.parameters()).device)
 
     def embed(self, token_ids: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -108,10 +122,12 @@ class Qwen25VLStage(StageModel):
         self, hidden: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         """See the base class."""
-        angles = self.rotary.angles(positions, hidden.dtype)
+        angles = self.rotary.angles(positions)
+        update = None
         for layer in self.layers:
-            hidden = layer(hidden, angles, attention)
-        return hidden
+            update = layer(update, hidden, angles, attention)
+        assert update is not None, "a stage has at least one layer"
+        return hidden.add_(update)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See the base class."""

@@ -123,6 +123,8 @@ def join(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    if mesh.pp_size > 1:
+        mesh = replace(mesh, return_group=dist.new_group())
     if mesh.tp_size == 1:
         return mesh
     stages = [range(at, at + mesh.tp_size) for at in range(0, world, mesh.tp_size)]

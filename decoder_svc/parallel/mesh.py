@@ -31,6 +31,8 @@ class ParallelMesh:
     pp_size: int = 1
     tp_group: Any = None
     """The torch.distributed group of the rank's tensor-parallel peers; None at size 1."""
+    return_group: Any = None
+    """A group of all ranks for tokens on their way back to the first stage; None at one stage."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.tp_rank < self.tp_size and 0 <= self.pp_rank < self.pp_size):

@@ -15,7 +15,7 @@ class Executor(ABC):
     """Plans go in and results come out in the same order."""
 
     depth: int = 1
-    """Plans that may be in flight at once: the number of pipeline stages."""
+    """Plans that may be in flight at once: one per pipeline stage, and one ahead of a GPU."""
     num_losses: int = 0
     """How often ranks in use were lost, and all pages with them."""
 

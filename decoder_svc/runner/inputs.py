@@ -9,6 +9,8 @@ import torch
 
 from decoder_svc.attention.base import AttentionBatch
 from decoder_svc.engine.messages import PlannedSequence, StepPlan
+from decoder_svc.runner.seats import SeatTable
+from decoder_svc.staging import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +29,51 @@ class StepInputs:
     """[R]: where in the slab these rows are, always on the CPU."""
     draws_at: torch.Tensor
     """[draws]: tokens whose logits are sampled from."""
+    drawing_seats: torch.Tensor
+    """[draws]: the seats of their sequences."""
     batch: AttentionBatch
 
 
-def build_inputs(plan: StepPlan, *, block_size: int, device: torch.device) -> StepInputs:
+def build_inputs(
+    plan: StepPlan, seats: SeatTable, *, block_size: int, device: torch.device
+) -> StepInputs:
     """The tensors of a plan, on the stage's device."""
     sequences = plan.sequences
-    batch = _batch(sequences)
+    batch = _batch(sequences, seats, block_size)
     lengths, starts = batch.lengths, batch.starts
     ends = np.cumsum(lengths)
     firsts = ends - lengths
     owner = np.repeat(np.arange(len(sequences)), lengths)
     index = np.arange(int(ends[-1])) - firsts[owner] + starts[owner]
-    slots = batch.block_tables[owner, index // block_size] * block_size + index % block_size
+    pages = batch.block_tables[owner, index // block_size].astype(np.int64)
     token_ids = np.fromiter(
         (token for s in sequences for token in s.token_ids), np.int64, count=int(ends[-1])
     )
     draws = np.array([s.draw is not None for s in sequences])
     embeds_at, slab_rows = _embeds(sequences, firsts)
-
-    def place(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
+    placed_ids = stage(token_ids, device)
+    seats.fill_in(placed_ids, sequences)
     return StepInputs(
-        place(token_ids),
-        place(_positions(sequences, firsts, lengths, owner)),
-        place(slots),
-        place(embeds_at),
+        placed_ids,
+        stage(_positions(sequences, firsts, lengths, owner), device),
+        stage(pages * block_size + index % block_size, device),
+        stage(embeds_at, device),
         torch.from_numpy(slab_rows),
-        place(ends[draws] - 1),
+        stage(ends[draws] - 1, device),
+        stage(batch.seats[draws], device),
         batch,
     )
 
 
-def _batch(sequences: tuple[PlannedSequence, ...]) -> AttentionBatch:
-    widest = max(len(s.block_table) for s in sequences)
-    tables = np.zeros((len(sequences), widest), dtype=np.int64)
-    for row, sequence in enumerate(sequences):
-        tables[row, : len(sequence.block_table)] = sequence.block_table
+def _batch(
+    sequences: tuple[PlannedSequence, ...], seats: SeatTable, block_size: int
+) -> AttentionBatch:
     lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
     starts = np.array([s.start for s in sequences], dtype=np.int64)
-    return AttentionBatch(starts, lengths, tables, int((lengths == 1).sum()))
+    rows = np.array([s.seat for s in sequences], dtype=np.int64)
+    widest = -(-int((starts + lengths).max()) // block_size)
+    tables = seats.tables_of(rows, widest)
+    return AttentionBatch(starts, lengths, tables, int((lengths == 1).sum()), rows)
 
 
 def _positions(

@@ -9,7 +9,7 @@ import torch
 
 from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
-from decoder_svc.attention.reference import ReferenceAttention
+from decoder_svc.attention.choice import build_attention
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.kv_cache.pool import KVPool, page_bytes
 from decoder_svc.models.base import StageModel
@@ -17,7 +17,10 @@ from decoder_svc.models.registry import model_class
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.pp import StageLink
+from decoder_svc.parallel.returns import TokenReturn
+from decoder_svc.runner.graphs import DecodeGraphs, graph_sizes
 from decoder_svc.runner.model_runner import ModelRunner
+from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.sampler import Sampler
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -62,19 +65,43 @@ def choose_placement(config: DecoderConfig, *, local_rank: int = 0) -> Placement
 
 
 def load_stage(
-    model_dir: Path, text: TextConfig, mesh: ParallelMesh, placement: Placement
+    model_dir: Path,
+    text: TextConfig,
+    mesh: ParallelMesh,
+    placement: Placement,
+    *,
+    load_format: str = "auto",
 ) -> StageModel:
-    """The stage with its weights. Raises ValueError naming tensors that are missing or unknown."""
+    """The stage with its weights: the checkpoint's, or random ones with `load_format` dummy.
+
+    Raises:
+        ValueError: Naming tensors that are missing or unknown.
+    """
     family = model_class(text.architecture)
     with torch.device("meta"):
         model = family(text, mesh).to(placement.dtype)
     model.to_empty(device=placement.device)
     model.eval()
+    if load_format == "dummy":
+        _fill(model)
+        return model
     with CheckpointReader(model_dir) as reader, torch.inference_mode():
         reader.check(family.tensor_names(text), optional=_OPTIONAL if text.tied else frozenset())
         reader.expect_bytes(sum(p.nbytes for p in model.parameters()))
         model.load(reader)
     return model
+
+
+def _fill(model: StageModel) -> None:
+    """Random weights under which activations stay of a size."""
+    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
+    with torch.inference_mode():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.02, generator=generator)
+            else:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+    model.place_constants()
 
 
 def count_pages(
@@ -98,34 +125,63 @@ def count_pages(
     return budget // size
 
 
+def plans_ahead(config: DecoderConfig) -> bool:
+    """Whether steps are planned before the tokens of the one before are known."""
+    wanted = config.scheduler.async_scheduling
+    if wanted == "auto":
+        return choose_placement(config).device.type == "cuda"
+    return wanted == "on"
+
+
 def build_runner(
-    model: StageModel, pool: KVPool, rows: torch.Tensor, link: StageLink | None = None
+    config: DecoderConfig,
+    model: StageModel,
+    *,
+    num_blocks: int,
+    rows: torch.Tensor,
+    link: StageLink | None = None,
 ) -> ModelRunner:
-    """The runner of a rank. `rows` is the slab as [rows, hidden], or nothing behind stage 0."""
+    """The runner of a rank, its pages, and the graphs of its decode steps.
+
+    Args:
+        config: Of the decoder.
+        model: Loaded.
+        num_blocks: Pages to take.
+        rows: The slab as [rows, hidden], or nothing behind stage 0.
+        link: To the stages before and after.
+
+    Raises:
+        ValueError: An attention backend that this machine or model does not allow.
+    """
     keep_freed_memory()
-    sampler = Sampler(model.config.masked_token_ids, device=pool.keys.device)
-    return ModelRunner(
-        model,
-        pool=pool,
-        attention=ReferenceAttention(pool),
-        sampler=sampler,
-        rows=rows,
-        link=link,
+    text, mesh = model.config, model.mesh
+    weight = next(model.parameters())
+    device = weight.device
+    block_size = config.memory.block_size
+    pool = KVPool(
+        text, mesh, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=device
     )
-
-
-def build_pool(
-    text: TextConfig, mesh: ParallelMesh, placement: Placement, *, num_blocks: int, block_size: int
-) -> KVPool:
-    """The rank's pages."""
-    return KVPool(
-        text,
-        mesh,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        dtype=placement.dtype,
-        device=placement.device,
+    longest = min(config.max_model_len or text.max_positions, num_blocks * block_size)
+    seats = SeatTable(config.scheduler.max_running_requests, -(-longest // block_size) + 1, device)
+    attention = build_attention(config.attention_backend, pool, seats, text=text, mesh=mesh)
+    sampler = Sampler(text.masked_token_ids, device=device)
+    runner = ModelRunner(
+        model, pool=pool, attention=attention, seats=seats, sampler=sampler, rows=rows, link=link
     )
+    runner.ahead = plans_ahead(config)
+    if runner.ahead and mesh.pp_size > 1 and (mesh.is_first_stage or mesh.is_last_stage):
+        runner.returns = TokenReturn(mesh, mesh.return_group, seats)
+    if config.cuda_graphs and attention.can_be_captured:
+        runner.graphs = DecodeGraphs(
+            graph_sizes(config.scheduler.max_running_requests),
+            model=model,
+            attention=attention,
+            seats=seats,
+            masked=sampler.masked,
+            block_size=block_size,
+        )
+        runner.graphs.capture()
+    return runner
 
 
 def slab_rows(view: memoryview, *, hidden_size: int, dtype_name: str) -> torch.Tensor:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
 from decoder_svc.attention.base import AttentionBackend
-from decoder_svc.engine.messages import StepPlan, StepResult
+from decoder_svc.engine.messages import PlannedSequence, StepPlan
 from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.models.base import StageModel
 from decoder_svc.parallel.pp import StageLink
+from decoder_svc.parallel.returns import TokenReturn
+from decoder_svc.runner.graphs import DecodeGraphs
 from decoder_svc.runner.inputs import StepInputs, build_inputs
-from decoder_svc.sampling.params import Sampled
+from decoder_svc.runner.outcome import Outcome
+from decoder_svc.runner.seats import SeatTable
+from decoder_svc.sampling.drawn import Drawn
 from decoder_svc.sampling.sampler import Sampler
+from decoder_svc.staging import stage
 
 
 class ModelRunner:
     """One rank's stage; the first takes rows of media in, the last samples, once.
 
+    On a GPU a step is only started here; `Outcome.wait` waits for it.
+
     Args:
         model: Loaded, on its device.
         pool: The pages.
         attention: Reads and writes them.
+        seats: What is kept between steps.
         sampler: Draws tokens.
         rows: [slab rows, hidden] view of the slab that rows of media land in, on the CPU; empty
             behind the first stage.
@@ -33,54 +43,117 @@ class ModelRunner:
         *,
         pool: KVPool,
         attention: AttentionBackend,
+        seats: SeatTable,
         sampler: Sampler,
         rows: torch.Tensor,
         link: StageLink | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
+        self._seats = seats
         self._sampler = sampler
         self._rows = rows
         self._link = link
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self.num_blocks, self.block_size = pool.num_blocks, pool.block_size
+        self.graphs: DecodeGraphs | None = None
+        """Captured; None = every step is launched kernel by kernel."""
+        self.returns: TokenReturn | None = None
+        """On the first and the last of several stages, when steps are planned ahead."""
+        self.ahead = False
+        """Whether steps are planned before the host knows the tokens drawn."""
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult | None:
-        """Computes a step; where a chunk ends its sequence, one rank of the last stage samples.
+    def run(self, plan: StepPlan) -> Outcome | None:
+        """Computes a step; where a chunk ends its sequence, the last stage samples.
 
         Returns:
-            The draws, on the rank that samples; None on every other.
+            The draws, on the rank that tells of them; None on every other.
         """
-        mesh = self._model.mesh
-        inputs = build_inputs(plan, block_size=self.block_size, device=self._device)
+        self._seats.learn(plan.sequences)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # threads have a current device each
+        if self.returns is not None and self._model.mesh.is_first_stage:
+            self.returns.take_in(plan)
+        if self.graphs is not None and self.graphs.fits(plan):
+            return self._replay(plan, self.graphs)
+        self._seats.place(plan.sequences)
+        inputs = build_inputs(plan, self._seats, block_size=self.block_size, device=self._device)
         self._attention.plan(inputs.batch, inputs.slots)
         hidden = self._model(self._enter(inputs), inputs.positions, self._attention)
-        if not mesh.is_last_stage:
-            assert self._link is not None, "a stage without the next one"
-            self._link.send(hidden)
-            return None
-        draws = [s.draw for s in plan.sequences if s.draw is not None]
-        sampled: list[Sampled] = []
-        if draws:  # every peer holds a part of the vocabulary
+        if not self._model.mesh.is_last_stage:
+            return self._pass_on(plan, hidden, inputs.drawing_seats)
+        drawn = None
+        drawing = tuple(s for s in plan.sequences if s.draw is not None)
+        if drawing:  # every peer holds a part of the vocabulary
             logits = self._model.logits(hidden.index_select(0, inputs.draws_at))
-            if mesh.tp_rank == 0:
-                sampled = self._sampler.sample(logits, draws)
-        return StepResult(plan.step, tuple(sampled)) if mesh.tp_rank == 0 else None
-
-    def _enter(self, inputs: StepInputs) -> torch.Tensor:
-        """[T, hidden] as the stage begins: embedded, or from the stage before."""
-        if self._model.mesh.is_first_stage:
-            return self._model.embed(inputs.token_ids, self._gather(inputs), inputs.embeds_at)
-        assert self._link is not None, "a stage without the one before"
-        return self._link.receive(len(inputs.slots))
+            if self.ahead or self._model.mesh.tp_rank == 0:
+                drawn = self._sample(logits, drawing)
+                self._keep(drawn, inputs.drawing_seats)
+        return self._tell(plan, drawn)
 
     def close(self) -> None:
         """Lets go of the slab."""
         self._rows = torch.empty(0, self._rows.shape[1])
 
+    def _replay(self, plan: StepPlan, graphs: DecodeGraphs) -> Outcome | None:
+        hidden = None
+        if not self._model.mesh.is_first_stage:
+            hidden = self._receive(len(plan.sequences))
+        output = graphs.replay(plan, hidden)
+        if not self._model.mesh.is_last_stage:
+            return self._pass_on(plan, output.hidden.clone(), None)
+        drawn, logits = output.drawn, output.logits
+        assert drawn is not None and logits is not None, "the last stage draws"
+        if not all(s.draw and s.draw.params.is_plain for s in plan.sequences):
+            drawn = self._sample(logits, plan.sequences)
+            self._keep(drawn, _seats_of(plan, self._device))
+        elif self.returns is not None:
+            self.returns.send(drawn.tokens)
+        return self._tell(plan, drawn)
+
+    def _enter(self, inputs: StepInputs) -> torch.Tensor:
+        """[T, hidden] as the stage begins: embedded, or from the stage before."""
+        if self._model.mesh.is_first_stage:
+            return self._model.embed(inputs.token_ids, self._gather(inputs), inputs.embeds_at)
+        return self._receive(len(inputs.slots))
+
+    def _receive(self, num_tokens: int) -> torch.Tensor:
+        assert self._link is not None, "a stage without the one before"
+        return self._link.receive(num_tokens)
+
+    def _pass_on(self, plan: StepPlan, hidden: torch.Tensor, seats: torch.Tensor | None) -> None:
+        assert self._link is not None, "a stage without the next one"
+        self._link.send(hidden)
+        if self.returns is not None and self._model.mesh.is_first_stage:
+            self.returns.expect(plan, _seats_of(plan, self._device) if seats is None else seats)
+
+    def _sample(self, logits: torch.Tensor, drawing: tuple[PlannedSequence, ...]) -> Drawn:
+        """Every rank of the stage has the same tokens afterwards, if it is to use them."""
+        draws = [s.draw for s in drawing if s.draw is not None]
+        mesh = self._model.mesh
+        drawn = self._sampler.sample(logits, draws)
+        if self.ahead and mesh.tp_size > 1 and not all(draw.params.is_plain for draw in draws):
+            dist.broadcast(drawn.tokens, src=mesh.rank - mesh.tp_rank, group=mesh.tp_group)
+        return drawn
+
+    def _keep(self, drawn: Drawn, seats: torch.Tensor) -> None:
+        """Lets the next steps know what was drawn."""
+        if self.returns is not None:
+            self.returns.send(drawn.tokens)
+        else:
+            self._seats.note(seats, drawn.tokens)
+
+    def _tell(self, plan: StepPlan, drawn: Drawn | None) -> Outcome | None:
+        return Outcome(plan.step, drawn, self._device) if self._model.mesh.tp_rank == 0 else None
+
     def _gather(self, inputs: StepInputs) -> torch.Tensor:
         """[R, hidden]: a copy, so that the slab's slots may be reused once the step is back."""
         rows = self._rows.index_select(0, inputs.slab_rows)
         return rows.to(device=self._device, dtype=self._dtype)
+
+
+def _seats_of(plan: StepPlan, device: torch.device) -> torch.Tensor:
+    """[draws]: the seats that draw."""
+    return stage(np.array([s.seat for s in plan.sequences if s.draw is not None]), device)

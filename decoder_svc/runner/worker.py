@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import queue
 import select
 import signal
 import threading
@@ -28,7 +29,6 @@ from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.pp import StageLink
 from decoder_svc.runner.codec import Alive, Failed, Message, Ready, Start, decode, encode
 from decoder_svc.runner.loading import (
-    build_pool,
     build_runner,
     choose_placement,
     count_pages,
@@ -36,6 +36,7 @@ from decoder_svc.runner.loading import (
     slab_rows,
 )
 from decoder_svc.runner.model_runner import ModelRunner
+from decoder_svc.runner.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,36 @@ class Voice:
             os._exit(0)  # who is served has gone, and with it whatever this rank waits for
 
 
+class ResultThread:
+    """Waits for steps that a GPU still computes, so that the next one can be started meanwhile.
+
+    Args:
+        voice: Says the results.
+    """
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._num_told = self._num_put = 0
+        threading.Thread(target=self._tell, name="results", daemon=True).start()
+
+    def put(self, outcome: Outcome) -> None:
+        """Says the result at once if it is known and none is waited for, else in the thread."""
+        if self._num_told == self._num_put and outcome.is_known:
+            self._voice.say(outcome.wait())
+            return
+        self._num_put += 1
+        self._outcomes.put(outcome)
+
+    def _tell(self) -> None:
+        try:
+            while True:
+                self._voice.say(self._outcomes.get().wait())
+                self._num_told += 1
+        finally:
+            os._exit(1)  # the engine sees the channel close and starts all ranks anew
+
+
 def run_rank(task: RankTask, channel: Connection) -> None:
     """The life of a rank's process, once the engine can be reached. Never returns."""
     end_with_parent(os.getppid())
@@ -138,12 +169,13 @@ def _serve(task: RankTask, voice: Voice) -> None:
     voice.start_beating()
     runner = _load(task, start)
     voice.say(Ready(runner.num_blocks))
+    results = ResultThread(voice)
     while True:
         plan = voice.hear()
         assert isinstance(plan, StepPlan), "then come plans"
-        result = runner.run(plan)
-        if result is not None:
-            voice.say(result)
+        outcome = runner.run(plan)
+        if outcome is not None:
+            results.put(outcome)
 
 
 def _load(task: RankTask, start: Start) -> ModelRunner:
@@ -162,16 +194,16 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
         device=placement.device,
         timeout_s=MEETING_S,
     )
-    model = load_stage(task.model_dir, text, mesh, placement)
+    model = load_stage(
+        task.model_dir, text, mesh, placement, load_format=config.load_format
+    )
     num_blocks = start.num_blocks or least(
         count_pages(config, text, mesh, placement), placement.device
     )
-    block_size = config.memory.block_size
-    pool = build_pool(text, mesh, placement, num_blocks=num_blocks, block_size=block_size)
     link = StageLink(
         mesh, hidden_size=text.hidden_size, dtype=placement.dtype, device=placement.device
     )
-    return build_runner(model, pool, _rows(task, mesh), link)
+    return build_runner(config, model, num_blocks=num_blocks, rows=_rows(task, mesh), link=link)
 
 
 def _rows(task: RankTask, mesh: ParallelMesh) -> torch.Tensor:

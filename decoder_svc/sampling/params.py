@@ -53,6 +53,17 @@ class SamplingParams:
                 raise ValueError(f"logit_bias of {token} must be in [-100, 100], got {bias:g}")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the token is simply the likeliest of those that may be drawn."""
+        return not (
+            self.temperature
+            or self.needs_history
+            or self.logit_bias
+            or self.min_tokens
+            or self.top_logprobs is not None
+        )
+
+    @property
     def needs_history(self) -> bool:
         """Whether a draw depends on the tokens so far."""
         return bool(

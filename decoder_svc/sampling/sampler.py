@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from decoder_svc.sampling.params import Draw, Sampled
+from chiasm.kernels.argmax import greedy
+from decoder_svc.sampling.drawn import Drawn, Logprobs
+from decoder_svc.sampling.params import Draw
 from decoder_svc.sampling.processors import apply_bias, apply_masks, apply_penalties
 from decoder_svc.sampling.random import uniforms
 
@@ -20,45 +22,43 @@ class Sampler:
     """
 
     def __init__(self, masked_token_ids: Sequence[int], *, device: torch.device) -> None:
-        self._masked = torch.tensor(masked_token_ids, dtype=torch.int64, device=device)
+        self.masked = torch.tensor(masked_token_ids, dtype=torch.int64, device=device)
+        """[m] int64, on the device."""
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-        """Logits [S, vocab] of any float dtype, and one draw per row."""
+    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
+        """Logits [S, vocab] of any float dtype, and one draw per row. Waits for no GPU."""
+        if all(draw.params.is_plain for draw in draws) and logits.device.type == "cuda":
+            tokens, _, finite = greedy(logits, self.masked)
+            return Drawn(tokens, finite)
         raw = logits.float()
         finite = raw.isfinite().all(dim=-1)
         shaped = raw.clone()
         apply_penalties(shaped, draws)
         apply_bias(shaped, draws)
-        apply_masks(shaped, draws, self._masked)
+        apply_masks(shaped, draws, self.masked)
         chosen = shaped.argmax(dim=-1)
         drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
         if drawn:
             rows = torch.tensor(drawn, device=logits.device)
             some = [draws[row] for row in drawn]
             chosen[rows] = _draw(shaped.index_select(0, rows), some)
-        tokens, states = chosen.tolist(), finite.tolist()
-        if all(draw.params.top_logprobs is None for draw in draws):
-            return [Sampled(t, f) for t, f in zip(tokens, states, strict=True)]
-        return self._with_logprobs(raw, draws, tokens, states)
+        return Drawn(chosen, finite, self._logprobs(raw, draws, chosen))
 
-    def _with_logprobs(
-        self, raw: torch.Tensor, draws: Sequence[Draw], tokens: list[int], states: list[bool]
-    ) -> list[Sampled]:
+    def _logprobs(
+        self, raw: torch.Tensor, draws: Sequence[Draw], chosen: torch.Tensor
+    ) -> Logprobs | None:
         """Logprobs are the model's own: before bias, penalties and temperature."""
-        results = []
-        raw.index_fill_(1, self._masked, float("-inf"))
-        for row, draw in enumerate(draws):
-            count = draw.params.top_logprobs
-            if count is None or not states[row]:
-                results.append(Sampled(tokens[row], states[row]))
-                continue
-            logprobs = raw[row].log_softmax(dim=-1)
-            values, ids = logprobs.topk(count)
-            own = float(logprobs[tokens[row]])
-            results.append(
-                Sampled(tokens[row], True, own, tuple(ids.tolist()), tuple(values.tolist()))
-            )
-        return results
+        wanted = [(row, draw.params.top_logprobs) for row, draw in enumerate(draws)]
+        asked = [(row, count) for row, count in wanted if count is not None]
+        if not asked:
+            return None
+        rows, counts = zip(*asked, strict=True)
+        index = torch.tensor(rows, device=raw.device)
+        own = raw.index_select(0, index).index_fill_(1, self.masked, float("-inf"))
+        logprobs = own.log_softmax(dim=-1)
+        values, ids = logprobs.topk(max(counts))
+        tokens = chosen.index_select(0, index).unsqueeze(1)
+        return Logprobs(rows, counts, logprobs.gather(1, tokens).squeeze(1), ids, values)
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

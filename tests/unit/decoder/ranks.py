@@ -29,7 +29,9 @@ def run_stage(model_dir: Path, mesh: ParallelMesh, hidden: torch.Tensor | None) 
         text, mesh, num_blocks=4, block_size=4, dtype=torch.float32, device=torch.device("cpu")
     )
     attention = ReferenceAttention(pool)
-    batch = AttentionBatch(np.array([0]), np.array([TOKENS]), np.array([[2, 0, 3]]), 0)
+    batch = AttentionBatch(
+        np.array([0]), np.array([TOKENS]), np.array([[2, 0, 3]]), 0, np.array([0])
+    )
     slots = torch.tensor([8, 9, 10, 11, 0, 1, 2, 3, 12, 13, 14, 15])
     attention.plan(batch, slots)
     if hidden is None:

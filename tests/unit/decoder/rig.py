@@ -47,7 +47,9 @@ from decoder_svc.parallel import ParallelMesh
 from decoder_svc.runner.inline import InlineExecutor
 from decoder_svc.runner.loading import Placement, load_stage
 from decoder_svc.runner.model_runner import ModelRunner
-from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
+from decoder_svc.runner.seats import SeatTable
+from decoder_svc.sampling.drawn import Drawn
+from decoder_svc.sampling.params import Draw, SamplingParams
 from decoder_svc.sampling.sampler import Sampler
 from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
@@ -65,7 +67,7 @@ def loaded(model_dir: Path) -> tuple[TextConfig, StageModel]:
 class RecordingSampler(Sampler):
     """Keeps the raw logits of every step that sampled."""
 
-    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
         self.seen: list[torch.Tensor] = [*getattr(self, "seen", []), logits.clone()]
         return super().sample(logits, draws)
 
@@ -168,6 +170,7 @@ class Rig:
         page_rows: int = 8,
         slab_pages: int = 64,
         segment_rows: int = 1000,
+        ahead: bool = False,
     ) -> None:
         self.text, model = loaded(model_dir)
         slab = torch.zeros(page_rows * slab_pages, self.text.hidden_size)
@@ -185,16 +188,23 @@ class Rig:
             model,
             pool=pool,
             attention=ReferenceAttention(pool),
+            seats=SeatTable(max_running, num_blocks, CPU.device),
             sampler=self.sampler,
             rows=slab,
         )
+        self.runner.ahead = ahead
         self.metrics = DecoderMetrics()
         self.receiver = EmbeddingReceiver(
             pages=slab_pages, page_rows=page_rows, row_bytes=self.text.hidden_size * 4
         )
         blocks = BlockPool(num_blocks)
         self.scheduler = Scheduler(
-            Limits(max_running=max_running, chunk_tokens=chunk_tokens, block_size=block_size),
+            Limits(
+                max_running=max_running,
+                chunk_tokens=chunk_tokens,
+                block_size=block_size,
+                ahead=ahead,
+            ),
             pool=blocks,
             receiver=self.receiver,
             prefix=PrefixIndex(blocks) if prefix else None,
@@ -206,7 +216,7 @@ class Rig:
         self.core = EngineCore(
             scheduler=self.scheduler,
             receiver=self.receiver,
-            executor=InlineExecutor(self.runner),
+            executor=InlineExecutor(self.runner, depth=1 + ahead),
             mailbox=self.mailbox,
             metrics=self.metrics,
             clock=lambda: self.now,
