@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from chiasm.kernels.activation import silu_mul
+from chiasm.kernels.activation import silu_and_mul
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
@@ -27,5 +27,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, hidden] to [T, hidden]."""
-        mixed: torch.Tensor = self.down(silu_mul(self.gate_up(hidden)))
+        mixed: torch.Tensor = self.down(silu_and_mul(self.gate_up(hidden)))
         return mixed

@@ -23,12 +23,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, size] to the same shape and dtype."""
-        return rms_norm(hidden, self.weight, self._eps)
+        return rms_norm(hidden, self.weight, eps=self._eps)
 
-    def add(self, update: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Adds the update to the residual stream, in place, and normalises the sum. Both [T, size].
-
-        Returns:
-            The normalised sum.
-        """
-        return add_rms_norm(update, residual, self.weight, self._eps)[0]
+    def add(
+        self, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds an update to the residual stream; both [T, size]. Returns the sum, and it normed."""
+        return add_rms_norm(residual, update, self.weight, eps=self._eps)

@@ -45,8 +45,8 @@ class StageModel(nn.Module, ABC):
     ) -> torch.Tensor:
         """[T, hidden] through the stage's layers; `positions` is [3, T]: time, height, width.
 
-        `hidden` is overwritten. Must be capturable as a CUDA graph: nothing of it may depend on
-        what tensors hold, or wait for the device.
+        Must be capturable as a CUDA graph: nothing of it may depend on what tensors hold, or wait
+        for the device.
         """
 
     @abstractmethod

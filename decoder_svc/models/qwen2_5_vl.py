@@ -50,21 +50,23 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        update: torch.Tensor | None,
         residual: torch.Tensor,
+        update: torch.Tensor | None,
         angles: Angles,
         backend: AttentionBackend,
-    ) -> torch.Tensor:
-        """Adds to the residual stream [T, hidden], in place, what the layer before has left to add.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds to the residual stream [T, hidden] what the layer before has left to add.
 
         Returns:
-            [T, hidden]: what this layer leaves to add.
+            The residual stream, and what this layer leaves to add to it.
         """
-        norm = self.attention_norm
-        normed = norm(residual) if update is None else norm.add(update, residual)
-        update = self.attention(normed, angles, backend)
-        mixed: torch.Tensor = self.mlp(self.mlp_norm.add(update, residual))
-        return mixed
+        if update is None:
+            normed = self.attention_norm(residual)
+        else:
+            residual, normed = self.attention_norm.add(residual, update)
+        mixed = self.attention(normed, angles, backend)
+        residual, normed = self.mlp_norm.add(residual, mixed)
+        return residual, self.mlp(normed)
 
 
 class Qwen25VLStage(StageModel):
@@ -125,9 +127,9 @@ class Qwen25VLStage(StageModel):
         angles = self.rotary.angles(positions)
         update = None
         for layer in self.layers:
-            update = layer(update, hidden, angles, attention)
+            hidden, update = layer(hidden, update, angles, attention)
         assert update is not None, "a stage has at least one layer"
-        return hidden.add_(update)
+        return hidden + update
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See the base class."""

@@ -29,7 +29,7 @@ def draw(position: int = 0, choice: int = 0, **changes: object) -> Draw:
 
 
 def sample(logits: torch.Tensor, draws: list[Draw], masked: tuple[int, ...] = ()) -> list[int]:
-    found = Sampler(masked, device=CPU).sample(logits, draws)
+    found = Sampler(masked, device=CPU).sample(logits, draws).results()
     assert all(s.finite for s in found)
     return [s.token_id for s in found]
 
@@ -120,12 +120,12 @@ def test_a_row_that_is_not_finite_is_told_and_harms_nobody() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[0, 5] = logits[2, 5] = 50.0
     logits[1] = float("nan")
-    found = Sampler((), device=CPU).sample(logits, [draw(), draw(), draw()])
+    found = Sampler((), device=CPU).sample(logits, [draw(), draw(), draw()]).results()
     assert [s.finite for s in found] == [True, False, True]
     assert [found[0].token_id, found[2].token_id] == [5, 5]
     logits[1] = 0.0
     logits[1, 3] = math.inf
-    assert not Sampler((), device=CPU).sample(logits, [draw(), draw(), draw()])[1].finite
+    assert not Sampler((), device=CPU).sample(logits, [draw(), draw(), draw()]).results()[1].finite
 
 
 def test_stop_ids_wait_for_min_tokens() -> None:
@@ -153,7 +153,7 @@ def test_penalties_match_their_definitions() -> None:
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.log(torch.tensor([[0.1, 0.2, 0.7]]))
     draws = [draw(temperature=0.0, top_logprobs=2, logit_bias=((0, 50.0),))]
-    (found,) = Sampler((), device=CPU).sample(logits, draws)
+    (found,) = Sampler((), device=CPU).sample(logits, draws).results()
     assert found.token_id == 0
     assert found.logprob == pytest.approx(math.log(0.1), abs=1e-5)
     assert found.top_ids == (2, 1)
