@@ -78,9 +78,7 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
         torch.set_num_threads(config.num_threads)
     mesh, placement = ParallelMesh(), choose_placement(config)
     rows, slab_pages = _slab(config, text, placement)
-    model = load_stage(
-        model_dir, text, mesh, placement, load_format=config.load_format
-    )
+    model = load_stage(model_dir, text, mesh, placement, load_format=config.load_format)
     num_blocks = count_pages(config, text, mesh, placement)
     max_model_len = _max_model_len(config, text, num_blocks)
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)

@@ -29,12 +29,24 @@ from tests.unit.decoder.rig import SOURCE, EncoderAtHand, Medium, Outcome, make_
 class LaidOut:
     """One decoder without its rpcs, at `tp_size` x `pp_size`."""
 
-    def __init__(self, model_dir: Path, *, tp_size: int, pp_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        tp_size: int,
+        pp_size: int,
+        ahead: bool = False,
+        device: str = "cpu",
+    ) -> None:
         config = DecoderConfig(
             model=str(model_dir),
             parallel=ParallelConfig(tp_size=tp_size, pp_size=pp_size),
             memory=MemoryConfig(kv_blocks=128, slab_bytes=1 << 20, slab_page_rows=8),
-            scheduler=SchedulerConfig(chunked_prefill_size=48, max_running_requests=32),
+            scheduler=SchedulerConfig(
+                chunked_prefill_size=48,
+                max_running_requests=32,
+                async_scheduling="on" if ahead else "off",
+            ),
             num_threads=1,
             device=device,
             dtype="float32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -31,6 +32,8 @@ def add_rms_norm(
 
 
 def _plain(x_NC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    if x_NC.dtype == weight_C.dtype == torch.float32:
+        return F.rms_norm(x_NC, weight_C.shape, weight_C, eps)
     wide = x_NC.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight_C * (wide * scale).to(weight_C.dtype)

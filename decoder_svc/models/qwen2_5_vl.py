@@ -129,7 +129,8 @@ class Qwen25VLStage(StageModel):
         for layer in self.layers:
             hidden, update = layer(hidden, update, angles, attention)
         assert update is not None, "a stage has at least one layer"
-        return hidden + update
+        total: torch.Tensor = hidden + update
+        return total
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See the base class."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class DecodeGraph:
         self._graph = torch.cuda.CUDAGraph()
         self._output: DecodeOutput | None = None
 
-    def capture(self, pool: object) -> None:
+    def capture(self, pool: Any) -> None:
         """Runs the step once for real, then records it. `pool` is the memory graphs share."""
         self._numbers.copy_(stage(self._empty(), self._numbers.device))
         self._step()

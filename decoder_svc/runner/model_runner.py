@@ -83,7 +83,8 @@ class ModelRunner:
         self._attention.plan(inputs.batch, inputs.slots)
         hidden = self._model(self._enter(inputs), inputs.positions, self._attention)
         if not self._model.mesh.is_last_stage:
-            return self._pass_on(plan, hidden, inputs.drawing_seats)
+            self._pass_on(plan, hidden, inputs.drawing_seats)
+            return None
         drawn = None
         drawing = tuple(s for s in plan.sequences if s.draw is not None)
         if drawing:  # every peer holds a part of the vocabulary
@@ -103,7 +104,8 @@ class ModelRunner:
             hidden = self._receive(len(plan.sequences))
         output = graphs.replay(plan, hidden)
         if not self._model.mesh.is_last_stage:
-            return self._pass_on(plan, output.hidden.clone(), None)
+            self._pass_on(plan, output.hidden.clone(), None)
+            return None
         drawn, logits = output.drawn, output.logits
         assert drawn is not None and logits is not None, "the last stage draws"
         if not all(s.draw and s.draw.params.is_plain for s in plan.sequences):

@@ -194,9 +194,7 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
         device=placement.device,
         timeout_s=MEETING_S,
     )
-    model = load_stage(
-        task.model_dir, text, mesh, placement, load_format=config.load_format
-    )
+    model = load_stage(task.model_dir, text, mesh, placement, load_format=config.load_format)
     num_blocks = start.num_blocks or least(
         count_pages(config, text, mesh, placement), placement.device
     )

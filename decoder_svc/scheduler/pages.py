@@ -124,7 +124,9 @@ class PageTable:
 
     def _missing(self, sequence: Sequence, num_blocks: int) -> int:
         """Pages to come for the known tokens and one more, parked siblings' tails included."""
-        own = max(0, self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1) - num_blocks)
+        own = max(
+            0, self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1) - num_blocks
+        )
         request = sequence.request
         parked = sum(s.state is State.PARKED for s in request.sequences)
         if not parked:

@@ -182,9 +182,7 @@ class Scheduler:
 
     # Choosing.
 
-    def _choose_decodes(
-        self, chosen: list[tuple[Sequence, int]], *, apart: int
-    ) -> Sequence | None:
+    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], *, apart: int) -> Sequence | None:
         """Adds sequences that decode. Returns the first that found no page.
 
         Args:

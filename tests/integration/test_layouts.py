@@ -28,8 +28,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @cache
-def answers(model_dir: Path, tp_size: int = 1, pp_size: int = 1) -> dict[str, list[list[int]]]:
-    engine = LaidOut(model_dir, tp_size=tp_size, pp_size=pp_size)
+def answers(
+    model_dir: Path, tp_size: int = 1, pp_size: int = 1, ahead: bool = False
+) -> dict[str, list[list[int]]]:
+    engine = LaidOut(model_dir, tp_size=tp_size, pp_size=pp_size, ahead=ahead)
     try:
         ask_everything(engine)
         engine.run()
@@ -39,28 +41,29 @@ def answers(model_dir: Path, tp_size: int = 1, pp_size: int = 1) -> dict[str, li
 
 
 @pytest.mark.parametrize(
-    ("model", "tp_size", "pp_size"),
+    ("model", "tp_size", "pp_size", "ahead"),
     [
-        ("tied", 1, 2),
-        ("tied", 1, 4),
-        ("tied", 2, 1),
-        ("tied", 2, 2),
-        ("tied", 2, 4),
-        ("tied", 4, 1),  # two KV heads: each on two ranks
-        ("tied", 4, 2),
-        ("untied", 1, 4),
-        ("untied", 2, 2),
-        ("untied", 4, 1),
-        ("demo", 2, 2),
+        ("tied", 1, 1, True),
+        ("tied", 1, 2, False),
+        ("tied", 1, 4, True),
+        ("tied", 2, 1, True),
+        ("tied", 2, 2, False),
+        ("tied", 2, 4, True),
+        ("tied", 4, 1, False),  # two KV heads: each on two ranks
+        ("tied", 4, 2, False),
+        ("untied", 1, 4, False),
+        ("untied", 2, 2, True),
+        ("untied", 4, 1, True),
+        ("demo", 2, 2, False),
     ],
 )
 def test_every_layout_gives_the_same_answers(
-    checkpoints: dict[str, Path], model: str, tp_size: int, pp_size: int
+    checkpoints: dict[str, Path], model: str, tp_size: int, pp_size: int, ahead: bool
 ) -> None:
     expected = answers(checkpoints[model])
     assert len(expected) == 12
     assert len({str(ids) for ids in expected.values()}) == 11  # "same" is "text", the others differ
-    assert answers(checkpoints[model], tp_size, pp_size) == expected
+    assert answers(checkpoints[model], tp_size, pp_size, ahead) == expected
 
 
 def _kill(pid: int) -> None:

@@ -122,8 +122,9 @@ def test_equal_placeholders_of_other_pictures_share_nothing(model: Path) -> None
     assert swapped[1].tokens() == alone(model, [40, BLUE, 50, RED, 60], max_tokens=16)
 
 
-def test_sixteen_mixed_requests_at_once_equal_serial(model: Path) -> None:
-    rig = Rig(model, chunk_tokens=40, segment_rows=5)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sixteen_mixed_requests_at_once_equal_serial(model: Path, ahead: bool) -> None:
+    rig = Rig(model, chunk_tokens=40, segment_rows=5, ahead=ahead)
     for index in range(16):
         submit(rig, str(index), mixed(index), max_tokens=20)
         if index % 3 == 0:
@@ -133,8 +134,9 @@ def test_sixteen_mixed_requests_at_once_equal_serial(model: Path) -> None:
         assert rig.outcomes[str(index)].tokens() == alone(model, mixed(index), max_tokens=20), index
 
 
-def test_preemption_changes_no_token(model: Path) -> None:
-    rig = Rig(model, num_blocks=24, block_size=4, chunk_tokens=16, segment_rows=8)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_preemption_changes_no_token(model: Path, ahead: bool) -> None:
+    rig = Rig(model, num_blocks=24, block_size=4, chunk_tokens=16, segment_rows=8, ahead=ahead)
     watcher = Reencoder(rig)
     for index in range(8):
         submit(rig, str(index), mixed(index), max_tokens=30)

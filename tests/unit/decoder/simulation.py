@@ -178,10 +178,7 @@ class SimulatedRanks(Executor):
                 self._pages[key] = (token, *rows.get(index, (b"", 0)))
             if sequence.draw is not None:
                 end = sequence.start + len(sequence.token_ids)
-                history = [
-                    self._pages[table[i // self._size], i % self._size]
-                    for i in range(end)
-                ]
+                history = [self._pages[table[i // self._size], i % self._size] for i in range(end)]
                 bad = sequence.request_id in self.nan_on
                 sampled.append(Sampled(draw(history, sequence.choice), finite=not bad))
                 self._drawn[sequence.seat] = sampled[-1].token_id
