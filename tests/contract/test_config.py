@@ -23,7 +23,10 @@ EVERY = [(cls, setting) for cls in CONFIG_CLASSES for setting in settings(cls)]
 def sample(setting: Setting) -> tuple[str, Any]:
     """A text that differs from the default, and the value it stands for."""
     special = {
+        "async_scheduling": ("off", "off"),
+        "attention_backend": ("reference", "reference"),
         "digest": ("full", "full"),
+        "load_format": ("dummy", "dummy"),
         "discovery": ("dns", "dns"),
         "transport": ("grpc", "grpc"),
         "mem_fraction_static": ("0.5", 0.5),
