@@ -24,7 +24,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-gpu lint type imports proto proto-tools docs chart bench bench-cpu verify clean
+.PHONY: help setup demo serve test test-kube apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,12 @@ serve: $(VENV)/.stamp-run ## Serve MODEL on PORT with ENCODERS encoders until Ct
 
 test: setup proto-tools lint imports ## Lint, import law and all tests that need no GPU: what CI runs
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-kube: setup ## Install the chart into a real API server, if `make apiserver` has built one
+	$(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
+
+apiserver: ## Build that API server from Debian 12's sources: 5 minutes, once, 130 MB in .apiserver
+	@tests/kube/build_apiserver.sh .apiserver
 
 test-gpu: setup ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

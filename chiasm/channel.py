@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from chiasm.errors import from_rpc
+from chiasm.tls import PeerTls
 
 CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -35,9 +36,18 @@ class _Readable(Protocol[T_co]):
     async def read(self) -> T_co: ...
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`. Cheap; connects on first use."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def connect(address: str, tls: PeerTls | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`. Cheap; connects on first use.
+
+    With TLS, the peer's certificate must hold the peers' name, whatever the address: pods are
+    dialled by addresses that no certificate knows. A channel keeps the certificate it was made
+    with: `tls.version` says when to make another.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    name = ("grpc.ssl_target_name_override", tls.peer_name)
+    credentials = tls.channel_credentials()
+    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, name))
 
 
 @contextmanager

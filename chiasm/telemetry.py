@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -195,11 +195,3 @@ class DecoderMetrics:
         self.step_time = Histogram(
             "chiasm_step_seconds", "One engine step", buckets=_TOKEN, registry=self.registry
         )
-
-
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
-    """Serves `/metrics` from a thread; returns the port. A negative port serves nothing."""
-    if port < 0:
-        return -1
-    server, _ = start_http_server(port, addr=host, registry=registry)
-    return int(server.server_address[1])

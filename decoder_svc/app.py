@@ -15,8 +15,10 @@ from chiasm.config import DecoderConfig
 from chiasm.digest import language_model_digest, tokenizer_digest, tower_digest
 from chiasm.errors import Internal
 from chiasm.handshake import CONTRACT
+from chiasm.metrics_port import serve_metrics
 from chiasm.server import Server, until_signal
-from chiasm.telemetry import DecoderMetrics, serve_metrics
+from chiasm.telemetry import DecoderMetrics
+from chiasm.tls import PeerTls, peer_tls
 from chiasm.transport.grpc import StreamReceiver
 from chiasm.v1 import common_pb2, decoder_pb2_grpc
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
@@ -52,7 +54,14 @@ def main(config: DecoderConfig) -> None:
 
 
 async def _serve(config: DecoderConfig) -> None:
-    server = Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S)
+    tls = peer_tls(config.server.tls)
+    server = Server(
+        config.server.host,
+        config.server.port,
+        drain_s=_LAST_STREAMS_S,
+        tls=tls,
+        health_port=config.server.health_port,
+    )
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)
     parts = await asyncio.to_thread(load_parts, config, text, model_dir)
@@ -64,7 +73,7 @@ async def _serve(config: DecoderConfig) -> None:
             block_size=config.memory.block_size,
         )
         description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
-        await _run(config, text, parts, description, server)
+        await _run(config, text, parts, description, server, tls)
     finally:
         parts.executor.close()
         parts.slab.close()
@@ -76,6 +85,7 @@ async def _run(
     parts: Parts,
     description: common_pb2.Description,
     server: Server,
+    tls: PeerTls | None,
 ) -> None:
     metrics = DecoderMetrics()
     client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
@@ -84,6 +94,7 @@ async def _run(
         open_receiver=lambda: StreamReceiver(parts.slab.write),
         post=client.mailbox.put,
         on_dropped=metrics.fetch_dropped_chunks.inc,
+        tls=tls,
     )
     client.on_commands = fetcher.execute
     metrics.slab_pages_held.set_function(lambda: parts.slab_pages - client.load.slab_pages_free)
@@ -103,7 +114,7 @@ async def _run(
     thread = threading.Thread(target=core.run, name="engine", daemon=True)
     thread.start()
     await server.start((SERVICE_NAME,))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
     await server.ready(True)
     print(f"chiasm-ready role=decoder address={server.address}", flush=True)
     try:

@@ -20,6 +20,7 @@ from chiasm.config.load import to_flags
 from chiasm.errors import ChiasmError, Unavailable
 from chiasm.process import READY_PREFIX, SUPERVISOR, DidNotStart, Spec, Supervisor
 from chiasm.server import Server, advertised_address, until_signal
+from chiasm.tls import PeerTls, peer_tls
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.replica_servicer import ReplicaServicer
 from encoder_svc.roster import Roster
@@ -45,7 +46,14 @@ def serve_replicas(config: EncoderConfig) -> None:
 
 
 async def _serve(config: EncoderConfig) -> None:
-    server = Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S)
+    tls = peer_tls(config.server.tls)
+    server = Server(
+        config.server.host,
+        config.server.port,
+        drain_s=_LAST_STREAMS_S,
+        tls=tls,
+        health_port=config.server.health_port,
+    )
     epoch = time.time_ns()
     roster = Roster(
         common_pb2.Description(
@@ -56,7 +64,7 @@ async def _serve(config: EncoderConfig) -> None:
     )
     encoder_pb2_grpc.add_EncoderServicer_to_server(ReplicaServicer(roster), server.grpc)
     await server.start((SERVICE_NAME,))
-    replicas = Replicas(config, roster)
+    replicas = Replicas(config, roster, tls)
     health = asyncio.create_task(_tell_health(server, roster))
     try:
         await replicas.start()
@@ -82,9 +90,11 @@ class Replicas:
     Args:
         config: Of the whole replica.
         roster: Told of workers.
+        tls: What they are dialled with.
     """
 
-    def __init__(self, config: EncoderConfig, roster: Roster) -> None:
+    def __init__(self, config: EncoderConfig, roster: Roster, tls: PeerTls | None = None) -> None:
+        self._tls = tls
         self._config = config
         self._roster = roster
         self._links: dict[str, asyncio.Task[None]] = {}
@@ -126,9 +136,10 @@ class Replicas:
 
     async def _follow(self, name: str, address: str) -> None:
         """Keeps one worker on the roster for as long as it answers."""
-        async with connect(address) as channel:
-            stub = encoder_pb2_grpc.EncoderStub(channel)
-            while True:
+        while True:
+            # Made anew each time: the certificate may be another by now.
+            async with connect(address, self._tls) as channel:
+                stub = encoder_pb2_grpc.EncoderStub(channel)
                 try:
                     request = common_pb2.DescribeRequest()
                     with typed_errors():
@@ -139,8 +150,8 @@ class Replicas:
                         self._roster.advise(name, load)
                 except ChiasmError as error:
                     logger.info("%s does not answer: %s", name, error.message)
-                self._roster.leave(name)
-                await asyncio.sleep(_RETRY_S)
+            self._roster.leave(name)
+            await asyncio.sleep(_RETRY_S)
 
 
 def worker_spec(config: EncoderConfig, index: int) -> Spec:
@@ -157,6 +168,7 @@ def worker_spec(config: EncoderConfig, index: int) -> Spec:
         server=replace(
             config.server,
             port=0,
+            health_port=-1,  # the replica's own tells of all
             metrics_port=metrics_port + index if metrics_port > 0 else metrics_port,
         ),
     )

@@ -17,9 +17,11 @@ from chiasm.checkpoint import resolve_model
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
+from chiasm.metrics_port import serve_metrics
 from chiasm.plan import Grid
 from chiasm.server import Server, advertised_address, until_signal
-from chiasm.telemetry import EncoderMetrics, serve_metrics
+from chiasm.telemetry import EncoderMetrics
+from chiasm.tls import peer_tls
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.engine import EncoderEngine, EngineLimits
 from encoder_svc.metered_sink import MeteredSink
@@ -66,7 +68,14 @@ def serve_worker(
 
 async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) -> None:
     # The port first: a taken one must not cost the loading of a tower.
-    server = Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S)
+    tls = peer_tls(config.server.tls)
+    server = Server(
+        config.server.host,
+        config.server.port,
+        drain_s=_LAST_STREAMS_S,
+        tls=tls,
+        health_port=config.server.health_port,
+    )
     parts = await asyncio.to_thread(load, config)
     engine = EncoderEngine(parts.runner, parts.processor, _limits(config))
     metrics = EncoderMetrics()
@@ -80,7 +89,7 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
     engine.start(MeteredSink(servicer.store, metrics))
     encoder_pb2_grpc.add_EncoderServicer_to_server(servicer, server.grpc)
     await server.start((SERVICE_NAME,))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
     await server.ready(True)
     print(f"chiasm-ready role=encoder address={server.address}", flush=True)
     try:

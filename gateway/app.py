@@ -21,8 +21,10 @@ from chiasm.checkpoint import resolve_model
 from chiasm.config import GatewayConfig
 from chiasm.digest import processor_digest, tokenizer_digest
 from chiasm.errors import Unavailable
+from chiasm.metrics_port import serve_metrics
 from chiasm.server import Server, until_signal
-from chiasm.telemetry import GatewayMetrics, serve_metrics
+from chiasm.telemetry import GatewayMetrics
+from chiasm.tls import peer_tls
 from chiasm.v1 import gateway_pb2_grpc
 from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
@@ -80,6 +82,7 @@ class Gateway:
             config.grpc_port,
             drain_s=_CUT_OFF_S,
             interceptors=(KeyInterceptor(face),),
+            health_port=server.health_port,
         )
         gateway_pb2_grpc.add_GatewayServicer_to_server(
             GatewayServicer(face, self.gate), self._grpc.grpc
@@ -134,7 +137,8 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     prompts = PromptBuilder(model_dir)
     processor = processor_digest(model_dir)
     expected = handshake.Expected(planner.family, processor, tokenizer_digest(model_dir))
-    fleet = Fleet(discovery_for(config), expected)
+    tls = peer_tls(config.server.tls)
+    fleet = Fleet(discovery_for(config), expected, tls)
     intake = Intake(config.media)
     pipeline = Pipeline(
         config,
@@ -156,7 +160,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     gateway = Gateway(face, config)
     loop = asyncio.get_running_loop()
     metrics.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port)
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
     fleet.start()
     try:
         await gateway.start()

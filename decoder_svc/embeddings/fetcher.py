@@ -15,6 +15,7 @@ import grpc
 
 from chiasm.errors import ChiasmError
 from chiasm.rows import RowFormat
+from chiasm.tls import PeerTls
 from chiasm.transport.base import OpenReceiver
 from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
 from decoder_svc.embeddings.channels import ChannelPool
@@ -49,6 +50,7 @@ class Fetcher:
             writer. (A silent one may be cut off and writing still: it is asked for ever.)
         cancel_s: How long an encoder may take to say Quiesced after Cancel before its stream is
             broken off.
+        tls: What encoders are dialled with.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Fetcher:
         on_dropped: Callable[[int], None] = lambda num_chunks: None,
         gone_s: float = 10.0,
         cancel_s: float = 10.0,
+        tls: PeerTls | None = None,
     ) -> None:
         self._row_format = row_format
         self._open_receiver = open_receiver
@@ -67,7 +70,7 @@ class Fetcher:
         self._on_dropped = on_dropped
         self._gone_s = gone_s
         self._cancel_s = cancel_s
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(tls=tls)
         self._calls: dict[bytes, FetchCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -19,6 +19,7 @@ from chiasm import handshake
 from chiasm.channel import connect
 from chiasm.errors import ChiasmError, ContractMismatch, Unavailable
 from chiasm.rows import RowFormat
+from chiasm.tls import PeerTls
 from chiasm.v1 import common_pb2
 from gateway.clients import DecoderClient, EncoderClient
 from gateway.discovery.base import Discovery, Peer, PeerRole
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 _DESCRIBE_S = 5.0
 _SILENT_S = 4.0  # without a line of load
 _RETIRED_S = 600.0  # open calls of a peer that is listed no more may go on for so long
+_RENEWED_S = 5.0  # for calls about to be made on a channel whose certificate is old
 _LOAD_INTERVAL_MS = 500
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 3.0
@@ -43,6 +45,7 @@ class _Member:
     peer: Peer
     channel: grpc.aio.Channel
     client: EncoderClient | DecoderClient
+    version: int  # of our certificate, as the channel shows it
     parent: Peer | None
     task: asyncio.Task[None] | None = None
     trouble: str = "not yet described"
@@ -54,13 +57,20 @@ class Fleet:
     Args:
         discovery: Where addresses come from.
         expected: What a peer must match to be used.
+        tls: What peers are dialled with.
     """
 
-    def __init__(self, discovery: Discovery, expected: handshake.Expected) -> None:
+    def __init__(
+        self,
+        discovery: Discovery,
+        expected: handshake.Expected,
+        tls: PeerTls | None = None,
+    ) -> None:
         self.encoders = EncoderRouter()
         self.decoders = DecoderRouter()
         self._discovery = discovery
         self._expected = expected
+        self._tls = tls
         self._members: dict[Peer, _Member] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._retired: set[asyncio.Task[None]] = set()
@@ -122,15 +132,34 @@ class Fleet:
         """Makes the members found through `parent` equal to `wanted`."""
         for peer in wanted:
             if peer not in self._members:
-                channel = connect(peer.address)
-                encoder = peer.role is PeerRole.ENCODER
-                client = EncoderClient(channel) if encoder else DecoderClient(channel)
-                member = _Member(peer, channel, client, parent)
-                self._members[peer] = member
+                member = self._members[peer] = _Member(peer, *self._dial(peer), parent)
                 member.task = asyncio.create_task(self._keep(member), name=f"keep {peer.address}")
         gone = [p for p, m in self._members.items() if m.parent == parent and p not in wanted]
         for peer in gone:
             await self._drop(peer)
+
+    def _dial(self, peer: Peer) -> tuple[grpc.aio.Channel, EncoderClient | DecoderClient, int]:
+        version = self._version
+        channel = connect(peer.address, self._tls)
+        encoder = peer.role is PeerRole.ENCODER
+        return channel, EncoderClient(channel) if encoder else DecoderClient(channel), version
+
+    @property
+    def _version(self) -> int:
+        return self._tls.version if self._tls else 0
+
+    def _renew(self, member: _Member) -> None:
+        """Dials anew if our certificate has been replaced; open calls end on the old channel."""
+        if member.version == self._version:
+            return
+        old = replace(member)
+        member.channel, member.client, member.version = self._dial(member.peer)
+        self._retire(old, _RENEWED_S)
+
+    def _retire(self, member: _Member, at_least_s: float = 0.0) -> None:
+        retired = asyncio.create_task(_close_once_idle(member, at_least_s))
+        self._retired.add(retired)
+        retired.add_done_callback(self._retired.discard)
 
     async def _drop(self, peer: Peer) -> None:
         member = self._members.pop(peer, None)
@@ -145,15 +174,14 @@ class Fleet:
         if self._closing or not len(member.client.streams):
             await member.channel.close(None)
             return
-        retired = asyncio.create_task(_retire(member))
-        self._retired.add(retired)
-        retired.add_done_callback(self._retired.discard)
+        self._retire(member)
 
     async def _keep(self, member: _Member) -> None:
         """Describe, verify, watch; again and again."""
         retry_s = _FIRST_RETRY_S
         while True:
             described = False
+            self._renew(member)
             try:
                 description = await member.client.describe(timeout_s=_DESCRIBE_S)
                 await self._admit(member, description)
@@ -175,7 +203,10 @@ class Fleet:
             retry_s = min(_MAX_RETRY_S, retry_s * 2)
 
     async def _watch_load(self, member: _Member) -> None:
-        """Until the stream ends in peace. Raises ChiasmError when it breaks or falls silent."""
+        """Until the stream ends in peace, or our certificate is replaced.
+
+        Raises ChiasmError when it breaks or falls silent.
+        """
         async with aclosing(member.client.watch_load(interval_ms=_LOAD_INTERVAL_MS)) as loads:
             while True:
                 try:
@@ -183,7 +214,7 @@ class Fleet:
                         load = await anext(loads, None)
                 except TimeoutError:
                     raise Unavailable(f"silent for {_SILENT_S:g} s") from None
-                if load is None:
+                if load is None or member.version != self._version:
                     return
                 self._advise(member.peer, load)
 
@@ -221,9 +252,10 @@ class Fleet:
         self._router(peer).advise(peer.address, advice)
 
 
-async def _retire(member: _Member) -> None:
+async def _close_once_idle(member: _Member, at_least_s: float) -> None:
     """Closes the channel once its calls have ended: a pod leaves its name before it has drained."""
     try:
+        await asyncio.sleep(at_least_s)  # calls that are about to be made
         async with asyncio.timeout(_RETIRED_S):
             while len(member.client.streams):
                 await asyncio.sleep(_FIRST_RETRY_S)

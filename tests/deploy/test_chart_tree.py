@@ -97,6 +97,7 @@ EVERYTHING: Object = {
     "monitoring": {name: {"enabled": True} for name in ("podMonitor", "rules", "dashboard")},
     "helmTest": {"apiKey": {"secret": "test-key"}},
     "apiKeys": {"existingSecret": "keys"},
+    "tls": {"enabled": True},
     "defaults": {"autoscaling": {"prometheus": "http://prometheus:9090"}},
     "decoder": {
         "parallelism": {"pipeline": 2, "nodes": 2},
@@ -140,6 +141,10 @@ CHANGES: dict[str, Any] = {
     "defaults.volumeMounts": [{"name": "v", "mountPath": "/v"}],
     "defaults.topologySpreadConstraints": [],
     "apiKeys.digests": ["0" * 64],
+    "tls.issuerRef": {"name": "ours", "kind": "ClusterIssuer"},
+    "tls.duration": "9000h",
+    "tls.renewBefore": "700h",
+    "defaults.rdma.resource": "rdma/hca",
 }
 # Each of these shows only together with another one.
 TOGETHER: dict[str, Object] = {
@@ -147,6 +152,7 @@ TOGETHER: dict[str, Object] = {
     "model.image": {"model": {"source": "image", "image": {"reference": "r"}}},
     "autoscaling": {"defaults": {"autoscaling": {"engine": "keda"}}},
     "digests": {"apiKeys": {"existingSecret": ""}},
+    "rdma.count": {"defaults": {"rdma": {"resource": "rdma/hca"}}},
     "gpuResource": {role: {"config": {"row_dtype": "float16"}} for role in ("encoder", "decoder")},
 }
 

@@ -40,6 +40,9 @@ def both(*trees: dict[str, Any]) -> dict[str, Any]:
         "defaults.securityContext.readonlyRootFilesystem",
         "defaults.autoscaling.targets",
         "networkPolicy.from",
+        "tls.secret",
+        "tls.issuerRef.names",
+        "decoder.rdma.devices",
         "monitoring.serviceMonitor",
     ],
 )
@@ -62,6 +65,10 @@ def test_unknown_keys_are_named(key: str) -> None:
         ("encoder.gpuResource", "gpu"),
         ("encoder.autoscaling.engine", "vpa"),
         ("gateway.discovery", "static"),
+        ("tls.duration", "90d"),
+        ("tls.issuerRef.kind", "Vault"),
+        ("decoder.rdma.resource", "hca"),
+        ("decoder.rdma.count", 0),
         ("model.source", "s3"),
         ("model.hub.id", "no-organisation"),
         ("model.pvc.path", "/absolute"),
@@ -83,6 +90,29 @@ REFUSALS = {
     "two sources of keys": (
         nested("apiKeys", {"digests": ["0" * 64], "existingSecret": "keys"}),
         ("digests or existingSecret, not both",),
+    ),
+    "two sources of certificates": (
+        nested("tls", {"enabled": True, "existingSecret": "s", "issuerRef": {"name": "i"}}),
+        ("tls: give existingSecret or issuerRef, not both",),
+    ),
+    "an issuer without a name": (
+        nested("tls", {"enabled": True, "issuerRef": {"kind": "Issuer"}}),
+        ("tls.issuerRef: set its name",),
+    ),
+    "certificates but no TLS": (
+        nested("tls.existingSecret", "peers"),
+        ("tls.existingSecret is given but TLS is off: set tls.enabled",),
+    ),
+    "renewed after its end": (
+        nested("tls", {"enabled": True, "duration": "24h"}),
+        ("tls.renewBefore is 720h, tls.duration is 24h",),
+    ),
+    "another number of RDMA devices": (
+        both(
+            nested("encoder.rdma", {"resource": "rdma/hca", "count": 2}),
+            nested("encoder.resources.limits", {"rdma/hca": 1}),
+        ),
+        ("asks for 1 rdma/hca, encoder.rdma.count is 2", "leave it out of resources"),
     ),
     "ingress without host": (nested("ingress.enabled", True), ("set ingress.host",)),
     "route without gateway": (nested("httpRoute.enabled", True), ("set httpRoute.parentRefs",)),

@@ -13,6 +13,7 @@ import helm_python
 import pytest
 from kubernetes_validate import utils as schemas
 
+from tests.deploy import foreign
 from tests.deploy.chart import (
     CHART,
     CONFIGS,
@@ -27,27 +28,9 @@ from tests.deploy.chart import (
     templates,
 )
 
-OLDEST, NEWEST = "1.30", "1.37"
-# Kinds of other projects, of which Kubernetes has no schema: their specs' keys and required ones.
-FOREIGN = {
-    ("keda.sh/v1alpha1", "ScaledObject"): {
-        "scaleTargetRef",
-        "minReplicaCount",
-        "maxReplicaCount",
-        "advanced",
-        "triggers",
-    },
-    ("monitoring.coreos.com/v1", "PodMonitor"): {"selector", "podMetricsEndpoints"},
-    ("monitoring.coreos.com/v1", "PrometheusRule"): {"groups"},
-    ("gateway.networking.k8s.io/v1", "HTTPRoute"): {"parentRefs", "hostnames", "rules"},
-    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): {
-        "replicas",
-        "rolloutStrategy",
-        "startupPolicy",
-        "leaderWorkerTemplate",
-    },
-}
-
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+NEWEST = VERSIONS[-1]
+IMAGE_VOLUMES = VERSIONS.index("1.33")
 LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}  # set by its controller
 
 by_scenario = pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -85,14 +68,16 @@ def test_the_bare_chart_lints() -> None:
 
 @by_scenario
 def test_objects_are_valid_kubernetes(path: Path) -> None:
-    newest_only = scenario(path).get("model", {}).get("source") == "image"
+    volumes = scenario(path).get("model", {}).get("source") == "image"
+    versions = VERSIONS[IMAGE_VOLUMES:] if volumes else VERSIONS
     for item in objects(scenario(path)):
-        if keys := FOREIGN.get((item["apiVersion"], item["kind"])):
-            assert set(item["spec"]) <= keys
+        if (item["apiVersion"], item["kind"]) in foreign.SPECS:
+            foreign.check(item)
             for number, template in enumerate(pod_templates(item)):
-                check_object(json.dumps(as_pod(template, number)), NEWEST)
+                for version in versions:
+                    check_object(json.dumps(as_pod(template, number)), version)
             continue
-        for version in (NEWEST,) if newest_only else (OLDEST, NEWEST):
+        for version in versions:
             check_object(json.dumps(item), version)
 
 
@@ -112,6 +97,26 @@ def test_the_schemas_would_notice() -> None:
     deployment["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(schemas.ValidationError, match="volumeMount"):
         schemas.validate(deployment, NEWEST, strict=True)
+
+
+def test_every_foreign_kind_is_in_a_scenario() -> None:
+    made = {(i["apiVersion"], i["kind"]) for path in SCENARIOS for i in objects(scenario(path))}
+    assert foreign.SPECS.keys() <= made
+
+
+def test_the_shapes_of_foreign_kinds_would_notice() -> None:
+    """A field misspelt anywhere in a foreign object is found."""
+    seen = set()
+    for item in (item for path in SCENARIOS for item in objects(scenario(path))):
+        kind = (item["apiVersion"], item["kind"])
+        if kind not in foreign.SPECS or kind in seen:
+            continue
+        seen.add(kind)
+        for key in item["spec"]:
+            wrong = copy.deepcopy(item)
+            wrong["spec"][f"{key}x"] = wrong["spec"].pop(key)
+            with pytest.raises(foreign.jsonschema.ValidationError):
+                foreign.check(wrong)
 
 
 @by_scenario

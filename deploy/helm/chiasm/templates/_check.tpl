@@ -47,6 +47,22 @@
 - >-
   httpRoute.enabled: set httpRoute.parentRefs to the Gateway that takes in the traffic
 {{- end }}
+{{- with .Values.tls }}
+{{- if and .existingSecret .issuerRef }}
+- >-
+  tls: give existingSecret or issuerRef, not both
+{{- else if and .issuerRef (not .issuerRef.name) }}
+- >-
+  tls.issuerRef: set its name, such as { name: our-ca, kind: ClusterIssuer }
+{{- else if le (trimSuffix "h" .duration | int) (trimSuffix "h" .renewBefore | int) }}
+- >-
+  tls.renewBefore is {{ .renewBefore }}, tls.duration is {{ .duration }}: renew before the end, but not at once
+{{- end }}
+{{- if and (not .enabled) (or .existingSecret .issuerRef) }}
+- >-
+  tls.{{ ternary "existingSecret" "issuerRef" (ne .existingSecret "") }} is given but TLS is off: set tls.enabled
+{{- end }}
+{{- end }}
 {{- $encoder := include "chiasm.role" (list . "encoder") | fromJson }}
 {{- $decoder := include "chiasm.role" (list . "decoder") | fromJson }}
 {{- range $key := list "dtype" "row_dtype" }}
@@ -98,6 +114,13 @@
 - >-
   {{ $name }}.config.device is {{ $role.config.device }}, but the pod asks for no GPU: set {{ $name }}.gpuResource,
   such as nvidia.com/gpu
+{{- end }}
+{{- end }}
+{{- with $role.rdma }}
+{{- if and .resource (hasKey $given .resource) (ne (toString (get $given .resource)) (toString .count)) }}
+- >-
+  {{ $name }}.resources.limits asks for {{ get $given .resource }} {{ .resource }}, {{ $name }}.rdma.count is
+  {{ .count }}: leave it out of resources, the chart asks for them
 {{- end }}
 {{- end }}
 {{- include "chiasm.memoryProblems" . }}

@@ -33,6 +33,17 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- .Values.serviceAccount.name | default $made -}}
 {{- end -}}
 
+{{/* Empty when TLS is off. */}}
+{{- define "chiasm.tlsSecret" -}}
+{{- if .Values.tls.enabled -}}
+{{- .Values.tls.existingSecret | default (printf "%s-tls" (include "chiasm.fullname" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "chiasm.peerName" -}}
+{{- .Values.tls.peerName | default (include "chiasm.fullname" .) -}}
+{{- end -}}
+
 {{- define "chiasm.apiKeySecret" -}}
 {{- if .Values.apiKeys.digests -}}
 {{- include "chiasm.fullname" . }}-api-keys

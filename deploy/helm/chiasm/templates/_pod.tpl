@@ -7,6 +7,7 @@ nodes of a decoder: they lend their ranks to the first one, which answers for al
 {{- $root := index . 0 }}{{ $name := index . 1 }}{{ $role := index . 2 }}{{ $lends := index . 3 }}
 {{- $labels := include "chiasm.matchLabels" (list $root $name) }}
 {{- $keys := and (eq $name "gateway") (include "chiasm.apiKeySecret" $root) }}
+{{- $tls := include "chiasm.tlsSecret" $root }}
 {{- $token := and (gt (dig "parallelism" "nodes" 1 $role | int) 1) $role.rankToken }}
 metadata:
   labels:
@@ -27,6 +28,10 @@ spec:
   serviceAccountName: {{ include "chiasm.serviceAccount" $root }}
   automountServiceAccountToken: {{ eq (dig "discovery" "" $role) "kubernetes" }}
   enableServiceLinks: false
+  {{- if $role.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
   terminationGracePeriodSeconds: {{ include "chiasm.graceSeconds" $role }}
   securityContext:
     {{- toYaml $role.podSecurityContext | nindent 4 }}
@@ -56,18 +61,18 @@ spec:
       {{- if not $lends }}
       ports:
         {{- if eq $name "gateway" }}
-        - { name: http, containerPort: 8000 }
+        - { name: http, containerPort: 8000, protocol: TCP }
         {{- end }}
-        - { name: grpc, containerPort: 50051 }
+        - { name: grpc, containerPort: 50051, protocol: TCP }
         {{- range include "chiasm.metricsPorts" (list $name $role) | fromYamlArray }}
-        - { name: {{ .name }}, containerPort: {{ .port }} }
+        - { name: {{ .name }}, containerPort: {{ .port }}, protocol: TCP }
         {{- end }}
       {{- range $kind, $timing := $role.probes }}
       {{ $kind }}Probe:
         {{- if eq $name "gateway" }}
         httpGet: { path: {{ ternary "/ready" "/health" (eq $kind "readiness") }}, port: http }
         {{- else }}
-        grpc: { port: 50051{{ if eq $kind "liveness" }}, service: live{{ end }} }
+        grpc: { port: {{ ternary 50052 50051 (ne $tls "") }}{{ if eq $kind "liveness" }}, service: live{{ end }} }
         {{- end }}
         {{- toYaml $timing | nindent 8 }}
       {{- end }}
@@ -86,6 +91,9 @@ spec:
         {{- end }}
         {{- if $keys }}
         - { name: api-keys, mountPath: /etc/chiasm/api-keys, readOnly: true }
+        {{- end }}
+        {{- if $tls }}
+        - { name: tls, mountPath: /etc/chiasm/tls, readOnly: true } # no subPath: a new certificate must show
         {{- end }}
         {{- if $token }}
         - { name: rank-token, mountPath: /etc/chiasm/ranks, readOnly: true }
@@ -108,6 +116,12 @@ spec:
       secret:
         secretName: {{ $keys }}
         items: [{ key: {{ $root.Values.apiKeys.secretKey }}, path: digests }]
+    {{- end }}
+    {{- with $tls }}
+    - name: tls
+      secret:
+        secretName: {{ . }}
+        items: [{ key: tls.crt, path: tls.crt }, { key: tls.key, path: tls.key }, { key: ca.crt, path: ca.crt }]
     {{- end }}
     {{- with $token }}
     - name: rank-token

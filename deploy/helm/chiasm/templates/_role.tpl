@@ -26,6 +26,15 @@
 {{-   $gpus := dict $role.gpuResource (toString $ranks) -}}
 {{-   $_ := set $role "resources" (include "chiasm.overlay" (list $role.resources (dict "limits" $gpus)) | fromJson) -}}
 {{- end -}}
+{{- with $role.rdma -}}
+{{-   if .resource -}}
+{{-     $devices := dict .resource (toString .count) -}}
+{{-     $_ := set $role "resources" (include "chiasm.overlay" (list $role.resources (dict "limits" $devices)) | fromJson) -}}
+{{-     $held := dig "capabilities" "add" list $role.securityContext -}}
+{{-     $pin := dict "capabilities" (dict "add" (append $held "IPC_LOCK" | uniq)) -}}
+{{-     $_ := set $role "securityContext" (include "chiasm.overlay" (list $role.securityContext $pin) | fromJson) -}}
+{{-   end -}}
+{{- end -}}
 {{- toJson $role -}}
 {{- end -}}
 
@@ -33,6 +42,14 @@
 {{- define "chiasm.config" -}}
 {{- $root := index . 0 }}{{ $name := index . 1 }}{{ $role := index . 2 -}}
 {{- $server := dict "host" "0.0.0.0" "port" 50051 "advertise_host" "$(POD_IP)" "metrics_port" 9090 -}}
+{{- $_ := set $server "health_port" (ternary 50052 -1 (and $root.Values.tls.enabled (ne $name "gateway"))) -}}
+{{- if $root.Values.tls.enabled -}}
+{{-   $tls := dict "tls_peer_name" (include "chiasm.peerName" $root) -}}
+{{-   range $key, $file := dict "cert" "tls.crt" "key" "tls.key" "ca" "ca.crt" -}}
+{{-     $_ := set $tls (printf "tls_%s_file" $key) (printf "/etc/chiasm/tls/%s" $file) -}}
+{{-   end -}}
+{{-   $_ := set $server "tls" $tls -}}
+{{- end -}}
 {{- $own := dict "model" (include "chiasm.model" $root) "server" $server -}}
 {{- if eq $name "gateway" -}}
 {{-   $_ := set $server "port" 8000 -}}

@@ -1,0 +1,171 @@
+"""The gateway with the chart's own args and token, before real encoders and a decoder (E04, E10).
+
+The pods are processes of this machine; the test writes their EndpointSlices, which in a cluster is
+the work of a controller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy.chart import nested
+from tests.integration.cluster import scrape, total
+from tests.integration.load import Load
+from tests.integration.stack import Service, Stack
+from tests.kube.address import free_port, own_address
+from tests.kube.cluster import NAMESPACE, PLURALS, RELEASE, SLICES, Cluster, load_chart
+from tests.kube.control_plane import until
+
+pytestmark = pytest.mark.timeout(400)
+
+LOCAL = ("--host", "--port", "--grpc-port", "--advertise-host", "--metrics-port", "--model")
+IN_USE_S = 5.0
+DOWN_S = 30.0
+OTHERS = ("api/v1/namespaces/default/pods", SLICES.replace(NAMESPACE, "default"))
+
+
+class Pods:
+    """Encoders and a decoder as processes at this machine's own address."""
+
+    def __init__(self, stack: Stack, address: str) -> None:
+        self._stack = stack
+        self._address = address
+        self.metrics_ports = [free_port() for _ in range(3)]
+        started = [self._start("encoder_svc", port) for port in self.metrics_ports]
+        started.append(self._start("decoder_svc", free_port()))
+        *self.encoders, self.decoder = [
+            service.wait_ready().address.replace("0.0.0.0", address) for service in started
+        ]
+
+    def encoded(self) -> list[int]:
+        """How many pictures each encoder has taken so far."""
+        ports = self.metrics_ports
+        samples = [scrape(f"http://{self._address}:{port}/metrics") for port in ports]
+        return [int(total(found, "chiasm_encoder_requests_total")) for found in samples]
+
+    def _start(self, role: str, metrics_port: int) -> Service:
+        flags = ("--host", "0.0.0.0", "--advertise-host", self._address)
+        return self._stack.start(role, *flags, "--metrics-port", str(metrics_port))
+
+
+@pytest.fixture(scope="module")
+def token(cluster: Cluster) -> str:
+    """The gateway's, of a release with `gateway.discovery: kubernetes`."""
+    with cluster.helm() as helm:
+        values = nested("gateway.discovery", "kubernetes")
+        helm.install(load_chart(), RELEASE, values, namespace=NAMESPACE)
+    pod = cluster.own("Deployment")["chiasm-gateway"]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"]
+    return cluster.token_of(pod["serviceAccountName"])
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    running = Stack("demo")
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def gateway_flags(cluster: Cluster) -> list[str]:
+    """What the chart has the gateway started with, but for addresses of its own."""
+    pod = cluster.own("Deployment")["chiasm-gateway"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return [arg for arg in container["args"] if arg.partition("=")[0] not in LOCAL]
+
+
+def test_the_token_opens_nothing_but_slices_of_its_namespace(cluster: Cluster, token: str) -> None:
+    assert cluster.call("GET", SLICES, token=token).status_code == 200
+    for path in (*PLURALS.values(), *OTHERS, "api/v1/nodes"):
+        assert cluster.call("GET", path, token=token).status_code == 403, path
+    for method, path in (("POST", SLICES), ("DELETE", f"{SLICES}/x"), ("PUT", f"{SLICES}/x")):
+        body = {"metadata": {"name": "x"}, "addressType": "IPv4", "endpoints": []}
+        reply = cluster.call(method, path, token=token, json=body)
+        assert reply.status_code == 403, (method, reply.text)
+    assert cluster.call("GET", SLICES, token="another").status_code == 401
+
+
+def test_requests_follow_the_slices_and_none_fails(
+    cluster: Cluster, token: str, stack: Stack, tmp_path: Path
+) -> None:
+    address = own_address()
+    if not address:
+        pytest.skip("this machine has no address but loopback, which no EndpointSlice may hold")
+    pods = Pods(stack, address)
+    cluster.put_slice("d-1", "chiasm-decoder", pods.decoder)
+    cluster.put_slice("e-1", "chiasm-encoder", pods.encoders[0])
+    stack.env["KUBECONFIG"] = str(cluster.kubeconfig(tmp_path, token))
+    gateway = stack.start("gateway", *gateway_flags(cluster)).wait_ready()
+    load = Load(f"http://{gateway.address}")
+    until(lambda: can_see(load.url, 2), 20, "the gateway uses both")
+    load.start()
+    try:
+        one_pod_serves_all(pods, load)
+        two_more_take_their_share(cluster, pods, load)
+        nobody_misses_the_api_server(cluster, load)
+        who_leaves_is_left_and_may_come_back(cluster, pods, load)
+        until(lambda: load.answered + len(load.failures) >= 600, 120, "600 requests")
+    finally:
+        load.stop()
+    assert not load.failures, load.failures[:5]
+    assert load.answered >= 600
+
+
+def can_see(url: str, ready: int) -> bool:
+    endpoints = httpx.get(f"{url}/ready").json()["endpoints"]
+    return sum(endpoint["ready"] for endpoint in endpoints) == ready
+
+
+def answers(load: Load, more: int) -> None:
+    """Waits for further answers."""
+    goal = load.answered + more
+    until(lambda: load.answered >= goal or bool(load.failures), 120, f"{more} answers")
+    assert not load.failures, load.failures[:5]
+
+
+def one_pod_serves_all(pods: Pods, load: Load) -> None:
+    answers(load, 100)
+    first, *others = pods.encoded()
+    assert first >= 100
+    assert others == [0, 0]
+
+
+def two_more_take_their_share(cluster: Cluster, pods: Pods, load: Load) -> None:
+    for number in (1, 2):
+        cluster.put_slice(f"e-{number + 1}", "chiasm-encoder", pods.encoders[number])
+    until(lambda: min(pods.encoded()) > 0, IN_USE_S, "new pods are in use")
+    before = pods.encoded()
+    answers(load, 300)
+    gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
+    shares = [100 * gain / sum(gained) for gain in gained]
+    assert all(23 <= share <= 43 for share in shares), shares
+
+
+def nobody_misses_the_api_server(cluster: Cluster, load: Load) -> None:
+    cluster.plane.kill_api_server()
+    down = time.monotonic()
+    while time.monotonic() - down < DOWN_S:
+        answers(load, 10)
+        assert can_see(load.url, 4), "what was known is kept"
+    cluster.plane.start_api_server()
+
+
+def who_leaves_is_left_and_may_come_back(cluster: Cluster, pods: Pods, load: Load) -> None:
+    cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1], ready=False)
+    cluster.delete_slice("e-3")
+    # The watch was broken: the gateway may have to back off once more before it hears.
+    until(lambda: can_see(load.url, 2), 10, "who has left is dropped")
+    answers(load, 8)  # what was under way
+    before = pods.encoded()
+    answers(load, 100)
+    gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
+    assert gained[0] >= 100
+    assert gained[1:] == [0, 0]
+    cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1])
+    until(lambda: pods.encoded()[1] > before[1], IN_USE_S, "who comes back is in use")
