@@ -8,7 +8,8 @@ more than a quarter of a run's frames would be replaced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from PIL import Image
 
@@ -17,10 +18,10 @@ from chiasm.plan import MediaPlan, Modality
 from encoder_svc.geometry import Geometry, Unit
 from encoder_svc.messages import EncodeJob
 from encoder_svc.pixels.image import decode_image
-from encoder_svc.pixels.patches import Bytes, Patchifier
+from encoder_svc.pixels.patches import Patchifier
 from encoder_svc.pixels.settings import PixelSettings
 from encoder_svc.pixels.video import decode_frames
-from encoder_svc.work import PreparedUnit
+from encoder_svc.work import PatchMaker, PreparedUnit
 
 MAX_LOSS = 0.25
 """Share of a run's frames that may be substituted."""
@@ -29,16 +30,26 @@ MAX_LOSS = 0.25
 class Processor:
     """Prepares the units of any job. Holds no state between jobs.
 
+    Args:
+        image: How pictures become numbers.
+        video: How frames of clips do.
+        make: What turns frames into patches, and where; on the CPU unless said otherwise.
+
     Raises:
         ValueError: Pictures and clips are cut into different cells.
     """
 
-    def __init__(self, image: PixelSettings, video: PixelSettings) -> None:
+    def __init__(
+        self,
+        image: PixelSettings,
+        video: PixelSettings,
+        make: Callable[[PixelSettings], PatchMaker] = Patchifier,
+    ) -> None:
         if image.geometry != video.geometry:
             raise ValueError("the processor files give pictures and clips different patch sizes")
         self.geometry: Geometry = image.geometry
-        self._image = Patchifier(image)
-        self._video = Patchifier(video)
+        self._image = make(image)
+        self._video = make(video)
 
     def prepare(
         self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
@@ -66,7 +77,7 @@ class Processor:
 
     def _frames(
         self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
-    ) -> Iterator[tuple[Bytes, bool]]:
+    ) -> Iterator[tuple[Any, bool]]:
         """Resized frames of the run, and whether each stands in for a lost one."""
         plan = job.plan
         decoded = decode_frames(
@@ -77,7 +88,7 @@ class Processor:
             width=plan.source_width,
         )
         allowed = int(MAX_LOSS * _run_length(units, self.geometry.temporal_patch))
-        last: Bytes | None = None
+        last: Any = None
         lost = waiting = 0
         for picture in decoded:
             _stop_if(cancelled)
@@ -100,7 +111,7 @@ class Processor:
 
     def _frame_before(
         self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
-    ) -> Bytes | None:
+    ) -> Any:
         """The last good frame before the run: what an encode of the whole clip would repeat."""
         plan = job.plan
         earlier = plan.frame_indices[: units[0].begin * self.geometry.temporal_patch]
@@ -118,7 +129,7 @@ class Processor:
             last = picture or last
         return None if last is None else self._resize(last, plan, video=True)
 
-    def _resize(self, picture: Image.Image, plan: MediaPlan, *, video: bool = False) -> Bytes:
+    def _resize(self, picture: Image.Image, plan: MediaPlan, *, video: bool = False) -> Any:
         patchifier = self._video if video else self._image
         return patchifier.resize(picture, height=plan.resized_height, width=plan.resized_width)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from chiasm.rows import RowFormat
@@ -60,11 +61,12 @@ class TowerRunner:
 
     def __init__(self, tower: VisionTower, *, row_dtype: torch.dtype) -> None:
         self._tower = tower
-        self._device = next(tower.parameters()).device
+        self.device = next(tower.parameters()).device
+        self.dtype = tower.dtype
         self._row_dtype = row_dtype
         self._forward = (
             GraphedTower(tower, keep=_GRAPHS, max_patches=_MAX_GRAPH_PATCHES)
-            if self._device.type == "cuda"
+            if self.device.type == "cuda"
             else tower
         )
         self.family: str = tower.family
@@ -102,9 +104,11 @@ class TowerRunner:
         ]
 
     def _to_device(self, unit: PreparedUnit) -> torch.Tensor:
+        if not isinstance(unit.patches, np.ndarray):
+            return unit.patches.ready()
         patches = torch.from_numpy(unit.patches)
-        if self._device.type == "cuda":
-            return patches.pin_memory().to(self._device, non_blocking=True)
+        if self.device.type == "cuda":
+            return patches.pin_memory().to(self.device, non_blocking=True)
         return patches
 
 

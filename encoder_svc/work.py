@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chiasm.plan import Grid
 from chiasm.rows import RowFormat
@@ -15,12 +15,39 @@ from encoder_svc.geometry import Geometry, Unit
 from encoder_svc.messages import EncodeJob, RowBuffer
 from encoder_svc.pixels.patches import Floats
 
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+
+class DevicePatches(Protocol):
+    """Patches on the tower's device; perhaps they are still being made there."""
+
+    def ready(self) -> Tensor:
+        """[patches, patch values], for use on the caller's current stream."""
+        ...
+
+
+class PatchMaker(Protocol):
+    """Frames of one modality to patches. Any thread may call it."""
+
+    def resize(self, frame: Image.Image, *, height: int, width: int) -> Any:
+        """A frame of that size, or what will be one: only `patchify` looks into it."""
+        ...
+
+    def patchify(self, frames: Sequence[Any]) -> Floats | DevicePatches:
+        """Patches of one or more temporal groups; a single frame fills its group."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedUnit:
-    """Patches of one unit, float32 [grid.patches, patch values], in merge-window order."""
+    """Patches of one unit, [grid.patches, patch values], in merge-window order.
 
-    patches: Floats
+    Float32 where they were made on the CPU.
+    """
+
+    patches: Floats | DevicePatches
     grid: Grid
     substituted_frames: int = 0
 

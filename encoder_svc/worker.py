@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from chiasm.tls import peer_tls
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.engine import EncoderEngine, EngineLimits
 from encoder_svc.metered_sink import MeteredSink
+from encoder_svc.pixels.device import DevicePatchifier
+from encoder_svc.pixels.patches import Patchifier
 from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.runner import TowerRunner
@@ -126,9 +129,14 @@ def load_parts(config: EncoderConfig) -> Parts:
     runner = TowerRunner.load(
         model_dir, device=config.device, dtype=config.dtype, row_dtype=config.row_dtype
     )
+    make = (
+        partial(DevicePatchifier, device=runner.device, dtype=runner.dtype)
+        if runner.device.type == "cuda"
+        else Patchifier
+    )
     parts = Parts(
         runner=runner,
-        processor=Processor(*read_settings(model_dir)),
+        processor=Processor(*read_settings(model_dir), make),
         tower_digest=tower_digest(model_dir, full=config.digest == "full"),
         processor_digest=processor_digest(model_dir),
     )

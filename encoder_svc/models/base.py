@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from chiasm.plan import Grid
@@ -47,6 +48,11 @@ class VisionTower(nn.Module, ABC):
 
         No token attends beyond its own temporal group, so items of a batch do not mix.
         """
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one patches are rounded to before they are read."""
+        return next(self.parameters()).dtype
 
     def wide_parameters(self) -> frozenset[str]:
         """Names of parameters a float16 tower keeps in float32 against overflow."""

@@ -23,23 +23,16 @@ _LEVELS = 256
 class Patchifier:
     """Resizes, normalises and cuts frames of one modality. Stateless after construction.
 
-    A resized pixel is one of 256 values, so rescale and normalise are one table of 3 x 256 floats,
-    filled with the reference's own arithmetic (float64 product, rounded, then float32).
+    A resized pixel is one of 256 values, so rescale and normalise are one look into a table.
     """
 
     def __init__(self, settings: PixelSettings) -> None:
         self._settings = settings
-        levels = np.arange(_LEVELS, dtype=np.uint8).astype(np.float64) * settings.rescale_factor
-        mean = np.array(settings.mean, dtype=np.float32)
-        std = np.array(settings.std, dtype=np.float32)
-        table = (levels.astype(np.float32)[:, None] - mean) / std
-        self._table_CL: Floats = np.ascontiguousarray(table.T)
+        self._table_CL: Floats = level_table(settings)
 
     def resize(self, frame: Image.Image, *, height: int, width: int) -> Bytes:
         """An RGB picture of any size to uint8 [height, width, 3]."""
-        assert frame.mode == "RGB"
-        resized = frame.resize((width, height), resample=self._settings.resample)
-        return np.asarray(resized)
+        return resize(frame, self._settings, height, width)
 
     def patchify(self, frames: Sequence[Bytes]) -> Floats:
         """Frames [height, width, 3] of one or more temporal groups to patches.
@@ -64,3 +57,21 @@ class Patchifier:
         for channel in range(channels):
             patches[:, :, :, :, :, channel] = self._table_CL[channel][order[:, :, :, :, :, channel]]
         return patches.reshape(count // T * H * W, geometry.patch_values)
+
+
+def level_table(settings: PixelSettings) -> Floats:
+    """What each of 256 levels becomes in each channel, float32 [C, 256].
+
+    Filled with the reference's own arithmetic: a float64 product, rounded, then float32.
+    """
+    levels = np.arange(_LEVELS, dtype=np.uint8).astype(np.float64) * settings.rescale_factor
+    mean = np.array(settings.mean, dtype=np.float32)
+    std = np.array(settings.std, dtype=np.float32)
+    table: Floats = (levels.astype(np.float32)[:, None] - mean) / std
+    return np.ascontiguousarray(table.T)
+
+
+def resize(frame: Image.Image, settings: PixelSettings, height: int, width: int) -> Bytes:
+    """An RGB picture to uint8 [height, width, 3], by Pillow."""
+    assert frame.mode == "RGB"
+    return np.asarray(frame.resize((width, height), resample=settings.resample))
