@@ -62,7 +62,6 @@ class AttentionBackend(ABC):
     def plan_decode(self, step: DecodeStep) -> None:
         """Prepares steps of one token a sequence whose numbers change in place, for a CUDA graph.
 
-        Raises:
-            NotImplementedError: The backend cannot be captured.
+        Only where the backend can be captured.
         """
-        raise NotImplementedError(type(self).__name__)
+        assert not self.can_be_captured, "a backend that can be captured plans its own"

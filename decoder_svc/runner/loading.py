@@ -93,12 +93,13 @@ def load_stage(
 
 
 def _fill(model: StageModel) -> None:
-    """Random weights under which activations stay of a size."""
+    """Random weights under which activations stay of a size: the same in any dtype."""
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
     with torch.inference_mode():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                weight.normal_(std=0.02, generator=generator)
+                drawn = torch.empty_like(weight, dtype=torch.bfloat16)
+                weight.copy_(drawn.normal_(std=0.02, generator=generator))
             else:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
     model.place_constants()
