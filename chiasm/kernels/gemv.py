@@ -42,11 +42,11 @@ class Shape:
 
 def shape_for(outputs: int, inputs: int, gated: bool = False) -> Shape:
     """The measured best for a weight [outputs, inputs]."""
-    del inputs
+    del outputs
     if gated:
         return Shape(rows=4, step=512, warps=4)
-    if outputs >= 16384:
-        return Shape(rows=8, step=512, warps=4)
+    if inputs <= 8192:
+        return Shape(rows=4, step=2048, warps=8)
     return Shape(rows=4, step=1024, warps=4)
 
 
