@@ -26,6 +26,7 @@ from decoder_svc.config.from_hf import TextConfig, read_text_config
 from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.engine.client import EngineClient
 from decoder_svc.engine.core import EngineCore
+from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
 from decoder_svc.parallel.launch import rendezvous_of
 from decoder_svc.runner.node import lend_ranks
@@ -99,7 +100,9 @@ async def _run(
     client.on_commands = fetcher.execute
     metrics.slab_pages_held.set_function(lambda: parts.slab_pages - client.load.slab_pages_free)
     core = build_engine(config, parts, client.mailbox, metrics)
+    grammars = GrammarCheck(parts.grammars)
     servicer = DecoderServicer(
+        grammars=grammars,
         intake=Intake(
             text,
             max_model_len=parts.max_model_len,
@@ -113,6 +116,7 @@ async def _run(
     decoder_pb2_grpc.add_DecoderServicer_to_server(servicer, server.grpc)
     thread = threading.Thread(target=core.run, name="engine", daemon=True)
     thread.start()
+    grammars.start()
     await server.start((SERVICE_NAME,))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
     await server.ready(True)
@@ -127,6 +131,7 @@ async def _run(
         core.stop()
         await asyncio.to_thread(thread.join)
         await fetcher.close()
+        await grammars.close()
 
 
 async def _until_over(server: Server, core: EngineCore, thread: threading.Thread) -> None:
@@ -169,7 +174,7 @@ def describe(
     epoch = time.time_ns()
     return common_pb2.Description(
         contract=CONTRACT,
-        features=("n", "penalties", "logprobs", "logit_bias", "resume", "hedge"),
+        features=features_of(parts),
         role="decoder",
         instance_id=f"decoder-{epoch:x}",
         epoch=epoch,
@@ -187,3 +192,9 @@ def describe(
         vocab_size=text.vocab_size,
         version=chiasm.__version__,
     )
+
+
+def features_of(parts: Parts) -> tuple[str, ...]:
+    """What a gateway may ask for."""
+    always = ("n", "penalties", "logprobs", "logit_bias", "resume", "hedge")
+    return (*always, "grammar") if parts.grammars.available else always

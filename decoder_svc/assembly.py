@@ -37,6 +37,7 @@ from decoder_svc.runner.loading import (
     slab_rows,
 )
 from decoder_svc.runner.ranks import RanksExecutor
+from decoder_svc.sampling.grammar import GrammarCompiler
 from decoder_svc.sampling.params import Draw, SamplingParams
 from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
@@ -56,6 +57,7 @@ class Parts:
     num_blocks: int
     slab_pages: int
     max_model_len: int
+    grammars: GrammarCompiler
 
 
 def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
@@ -83,9 +85,10 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
     max_model_len = _max_model_len(config, text, num_blocks)
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
     view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=rows.dtype)
-    runner = build_runner(config, model, num_blocks=num_blocks, rows=view)
+    grammars = GrammarCompiler.of(model_dir, text)
+    runner = build_runner(config, model, num_blocks=num_blocks, rows=view, grammars=grammars)
     executor = InlineExecutor(runner, depth=1 + runner.ahead)
-    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars)
 
 
 def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
@@ -107,7 +110,8 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
         num_blocks = executor.start()
         max_model_len = _max_model_len(config, text, num_blocks)
         undo.pop_all()
-    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len)
+    grammars = GrammarCompiler.of(model_dir, text)
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars)
 
 
 def _slab(config: DecoderConfig, text: TextConfig, placement: Placement) -> tuple[RowFormat, int]:

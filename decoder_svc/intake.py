@@ -33,8 +33,8 @@ class Intake:
         self._max_model_len = max_model_len
         self._max_choices = max_choices
 
-    def admit(self, start: decoder_pb2.GenerateStart) -> AddRequest:
-        """The engine's request.
+    def admit(self, start: decoder_pb2.GenerateStart, grammar: str = "") -> AddRequest:
+        """The engine's request. `grammar` is the start's own, checked.
 
         Raises:
             InvalidRequest: A field is wrong; `param` names it.
@@ -48,7 +48,7 @@ class Intake:
         self._check_prompt(prompt)
         promises = self._promises(start, prompt)
         grid, delta = self._positions(len(prompt), promises)
-        sampling = self._sampling(start.sampling, len(prompt))
+        sampling = self._sampling(start.sampling, len(prompt), grammar)
         return AddRequest(
             request_id=context.request_id,
             prompt_ids=prompt,
@@ -165,7 +165,9 @@ class Intake:
         )
         return positions.grid.tobytes(), positions.delta
 
-    def _sampling(self, wire: decoder_pb2.SamplingParams, prompt_len: int) -> SamplingParams:
+    def _sampling(
+        self, wire: decoder_pb2.SamplingParams, prompt_len: int, grammar: str
+    ) -> SamplingParams:
         """Zero stands for "not given" where zero itself would be meaningless."""
         room = self._max_model_len - prompt_len
         max_tokens = min(wire.max_tokens or room, room)
@@ -175,7 +177,8 @@ class Intake:
         self._check_ids(tuple(token for token, _ in bias), "logit_bias")
         if not 1 <= (wire.n or 1) <= self._max_choices:
             raise InvalidRequest(f"n must be in [1, {self._max_choices}], got {wire.n}", param="n")
-        eos = () if wire.ignore_eos else self._text.eos_token_ids
+        # An answer whose grammar is complete has ended: there is nothing else it may say.
+        eos = () if wire.ignore_eos and not grammar else self._text.eos_token_ids
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
@@ -192,6 +195,7 @@ class Intake:
                 n=wire.n or 1,
                 top_logprobs=wire.top_logprobs if wire.HasField("top_logprobs") else None,
                 logit_bias=bias,
+                grammar=grammar,
             )
         except ValueError as error:
             param = str(error).split(" ", 1)[0]

@@ -12,6 +12,7 @@ from chiasm.server import load_interval_s
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
 from decoder_svc.engine.client import EngineClient, EventStream
 from decoder_svc.engine.messages import AbortRequest, RequestFailed
+from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
 from decoder_svc.wire import to_command, to_response
 
@@ -25,6 +26,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
 
     Args:
         intake: Checks requests.
+        grammars: Checks what their answers are to look like.
         client: The engine.
         description: What Describe says.
         slab_page_bytes: Bytes of one page of the slab.
@@ -35,12 +37,14 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         self,
         *,
         intake: Intake,
+        grammars: GrammarCheck,
         client: EngineClient,
         description: common_pb2.Description,
         slab_page_bytes: int,
         slab_pages: int,
     ) -> None:
         self._intake = intake
+        self._grammars = grammars
         self._client = client
         self._description = description
         self._page_bytes = slab_page_bytes
@@ -53,7 +57,8 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         first = await anext(aiter(request_iterator), None)
         if first is None or first.WhichOneof("kind") != "start":
             raise InvalidRequest("the first message must be start", param="kind")
-        stream = self._client.open(self._intake.admit(first.start))
+        grammar = await self._grammars.check(first.start.sampling.grammar)
+        stream = self._client.open(self._intake.admit(first.start, grammar))
         # Also covers a caller that goes while this generator is suspended in `yield`.
         context.add_done_callback(lambda *_: stream.close())  # type: ignore[arg-type]
         listening = asyncio.create_task(self._listen(request_iterator, stream))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from chiasm.v1 import common_pb2 as chiasm_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63hiasm/v1/decoder.proto\x12\tchiasm.v1\x1a\x16\x63hiasm/v1/common.proto\"\xc7\x01\n\x0fGenerateRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.chiasm.v1.GenerateStartH\x00\x12\'\n\x08redirect\x18\x02 \x01(\x0b\x32\x13.chiasm.v1.RedirectH\x00\x12*\n\nadd_source\x18\x03 \x01(\x0b\x32\x14.chiasm.v1.AddSourceH\x00\x12,\n\x0bstop_choice\x18\x04 \x01(\x0b\x32\x15.chiasm.v1.StopChoiceH\x00\x42\x06\n\x04kind\"\xd8\x01\n\rGenerateStart\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.chiasm.v1.RequestContext\x12\x1c\n\x10prompt_token_ids\x18\x02 \x03(\rB\x02\x10\x01\x12$\n\x08promises\x18\x03 \x03(\x0b\x32\x12.chiasm.v1.Promise\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.chiasm.v1.SamplingParams\x12*\n\x0bresume_from\x18\x05 \x03(\x0b\x32\x15.chiasm.v1.ResumeFrom\"\x9a\x01\n\x07Promise\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\"\n\x04plan\x18\x02 \x01(\x0b\x32\x14.chiasm.v1.MediaPlan\x12\x15\n\rprompt_offset\x18\x03 \x01(\r\x12\x1e\n\x05parts\x18\x04 \x03(\x0b\x32\x0f.chiasm.v1.Part\x12&\n\x0cplaceholders\x18\x05 \x03(\x0b\x32\x10.chiasm.v1.Range\"\x8a\x01\n\x04Part\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x1e\n\x04rows\x18\x02 \x01(\x0b\x32\x10.chiasm.v1.Range\x12 \n\x06\x66rames\x18\x03 \x01(\x0b\x32\x10.chiasm.v1.Range\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\"D\n\x06Source\x12\x11\n\tencode_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x15\n\rencoder_epoch\x18\x03 \x01(\x04\"\xea\x02\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x1a\n\x0estop_token_ids\x18\x0b \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\t\n\x01n\x18\r \x01(\r\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12(\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x14.chiasm.v1.LogitBiasB\x0f\n\r_top_logprobs\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"4\n\nResumeFrom\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x16\n\noutput_ids\x18\x02 \x03(\rB\x02\x10\x01\"Z\n\x08Redirect\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\"[\n\tAddSource\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\"\x1c\n\nStopChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\"\xa5\x02\n\x10GenerateResponse\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.chiasm.v1.GenerateAcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.chiasm.v1.TokenDeltaH\x00\x12#\n\x06landed\x18\x03 \x01(\x0b\x32\x11.chiasm.v1.LandedH\x00\x12\x32\n\x0e\x65mbedding_lost\x18\x04 \x01(\x0b\x32\x18.chiasm.v1.EmbeddingLostH\x00\x12-\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x19.chiasm.v1.ChoiceFinishedH\x00\x12\'\n\x04\x64one\x18\x06 \x01(\x0b\x32\x17.chiasm.v1.GenerateDoneH\x00\x42\x06\n\x04kind\")\n\x10GenerateAccepted\x12\x15\n\rdecoder_epoch\x18\x01 \x01(\x04\"q\n\nTokenDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.chiasm.v1.TokenLogprobs\"O\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x13\n\x07top_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\x02\x10\x01\"1\n\x06Landed\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x19\n\x11\x66rom_prefix_cache\x18\x02 \x01(\x08\"n\n\rEmbeddingLost\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x1f\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x10.chiasm.v1.Cause\x12\x0f\n\x07message\x18\x05 \x01(\t\"w\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.chiasm.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\xa5\x01\n\x0cGenerateDone\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\tdecode_ms\x18\x07 \x01(\x01*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xcf\x01\n\x07\x44\x65\x63oder\x12G\n\x08Generate\x12\x1a.chiasm.v1.GenerateRequest\x1a\x1b.chiasm.v1.GenerateResponse(\x01\x30\x01\x12>\n\x08\x44\x65scribe\x12\x1a.chiasm.v1.DescribeRequest\x1a\x16.chiasm.v1.Description\x12;\n\tWatchLoad\x12\x1b.chiasm.v1.WatchLoadRequest\x1a\x0f.chiasm.v1.Load0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63hiasm/v1/decoder.proto\x12\tchiasm.v1\x1a\x16\x63hiasm/v1/common.proto\"\xc7\x01\n\x0fGenerateRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.chiasm.v1.GenerateStartH\x00\x12\'\n\x08redirect\x18\x02 \x01(\x0b\x32\x13.chiasm.v1.RedirectH\x00\x12*\n\nadd_source\x18\x03 \x01(\x0b\x32\x14.chiasm.v1.AddSourceH\x00\x12,\n\x0bstop_choice\x18\x04 \x01(\x0b\x32\x15.chiasm.v1.StopChoiceH\x00\x42\x06\n\x04kind\"\xd8\x01\n\rGenerateStart\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.chiasm.v1.RequestContext\x12\x1c\n\x10prompt_token_ids\x18\x02 \x03(\rB\x02\x10\x01\x12$\n\x08promises\x18\x03 \x03(\x0b\x32\x12.chiasm.v1.Promise\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.chiasm.v1.SamplingParams\x12*\n\x0bresume_from\x18\x05 \x03(\x0b\x32\x15.chiasm.v1.ResumeFrom\"\x9a\x01\n\x07Promise\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\"\n\x04plan\x18\x02 \x01(\x0b\x32\x14.chiasm.v1.MediaPlan\x12\x15\n\rprompt_offset\x18\x03 \x01(\r\x12\x1e\n\x05parts\x18\x04 \x03(\x0b\x32\x0f.chiasm.v1.Part\x12&\n\x0cplaceholders\x18\x05 \x03(\x0b\x32\x10.chiasm.v1.Range\"\x8a\x01\n\x04Part\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x1e\n\x04rows\x18\x02 \x01(\x0b\x32\x10.chiasm.v1.Range\x12 \n\x06\x66rames\x18\x03 \x01(\x0b\x32\x10.chiasm.v1.Range\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\"D\n\x06Source\x12\x11\n\tencode_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x15\n\rencoder_epoch\x18\x03 \x01(\x04\"\x8f\x03\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x1a\n\x0estop_token_ids\x18\x0b \x03(\rB\x02\x10\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\t\n\x01n\x18\r \x01(\r\x12\x19\n\x0ctop_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12(\n\nlogit_bias\x18\x0f \x03(\x0b\x32\x14.chiasm.v1.LogitBias\x12#\n\x07grammar\x18\x10 \x01(\x0b\x32\x12.chiasm.v1.GrammarB\x0f\n\r_top_logprobs\"X\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\r\n\x05param\x18\x04 \x01(\tB\x06\n\x04kind\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"4\n\nResumeFrom\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x16\n\noutput_ids\x18\x02 \x03(\rB\x02\x10\x01\"Z\n\x08Redirect\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\"[\n\tAddSource\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12!\n\x06source\x18\x04 \x01(\x0b\x32\x11.chiasm.v1.Source\"\x1c\n\nStopChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\"\xa5\x02\n\x10GenerateResponse\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.chiasm.v1.GenerateAcceptedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.chiasm.v1.TokenDeltaH\x00\x12#\n\x06landed\x18\x03 \x01(\x0b\x32\x11.chiasm.v1.LandedH\x00\x12\x32\n\x0e\x65mbedding_lost\x18\x04 \x01(\x0b\x32\x18.chiasm.v1.EmbeddingLostH\x00\x12-\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x19.chiasm.v1.ChoiceFinishedH\x00\x12\'\n\x04\x64one\x18\x06 \x01(\x0b\x32\x17.chiasm.v1.GenerateDoneH\x00\x42\x06\n\x04kind\")\n\x10GenerateAccepted\x12\x15\n\rdecoder_epoch\x18\x01 \x01(\x04\"q\n\nTokenDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.chiasm.v1.TokenLogprobs\"O\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x13\n\x07top_ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x18\n\x0ctop_logprobs\x18\x03 \x03(\x02\x42\x02\x10\x01\"1\n\x06Landed\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x19\n\x11\x66rom_prefix_cache\x18\x02 \x01(\x08\"n\n\rEmbeddingLost\x12\x0c\n\x04item\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x1f\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x10.chiasm.v1.Cause\x12\x0f\n\x07message\x18\x05 \x01(\t\"w\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.chiasm.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\xa5\x01\n\x0cGenerateDone\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x05 \x01(\x01\x12\x12\n\nprefill_ms\x18\x06 \x01(\x01\x12\x11\n\tdecode_ms\x18\x07 \x01(\x01*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xcf\x01\n\x07\x44\x65\x63oder\x12G\n\x08Generate\x12\x1a.chiasm.v1.GenerateRequest\x1a\x1b.chiasm.v1.GenerateResponse(\x01\x30\x01\x12>\n\x08\x44\x65scribe\x12\x1a.chiasm.v1.DescribeRequest\x1a\x16.chiasm.v1.Description\x12;\n\tWatchLoad\x12\x1b.chiasm.v1.WatchLoadRequest\x1a\x0f.chiasm.v1.Load0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,8 +44,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS'].fields_by_name['top_ids']._serialized_options = b'\020\001'
   _globals['_TOKENLOGPROBS'].fields_by_name['top_logprobs']._loaded_options = None
   _globals['_TOKENLOGPROBS'].fields_by_name['top_logprobs']._serialized_options = b'\020\001'
-  _globals['_FINISHREASON']._serialized_start=2517
-  _globals['_FINISHREASON']._serialized_end=2637
+  _globals['_FINISHREASON']._serialized_start=2644
+  _globals['_FINISHREASON']._serialized_end=2764
   _globals['_GENERATEREQUEST']._serialized_start=63
   _globals['_GENERATEREQUEST']._serialized_end=262
   _globals['_GENERATESTART']._serialized_start=265
@@ -57,33 +57,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SOURCE']._serialized_start=781
   _globals['_SOURCE']._serialized_end=849
   _globals['_SAMPLINGPARAMS']._serialized_start=852
-  _globals['_SAMPLINGPARAMS']._serialized_end=1214
-  _globals['_LOGITBIAS']._serialized_start=1216
-  _globals['_LOGITBIAS']._serialized_end=1259
-  _globals['_RESUMEFROM']._serialized_start=1261
-  _globals['_RESUMEFROM']._serialized_end=1313
-  _globals['_REDIRECT']._serialized_start=1315
-  _globals['_REDIRECT']._serialized_end=1405
-  _globals['_ADDSOURCE']._serialized_start=1407
-  _globals['_ADDSOURCE']._serialized_end=1498
-  _globals['_STOPCHOICE']._serialized_start=1500
-  _globals['_STOPCHOICE']._serialized_end=1528
-  _globals['_GENERATERESPONSE']._serialized_start=1531
-  _globals['_GENERATERESPONSE']._serialized_end=1824
-  _globals['_GENERATEACCEPTED']._serialized_start=1826
-  _globals['_GENERATEACCEPTED']._serialized_end=1867
-  _globals['_TOKENDELTA']._serialized_start=1869
-  _globals['_TOKENDELTA']._serialized_end=1982
-  _globals['_TOKENLOGPROBS']._serialized_start=1984
-  _globals['_TOKENLOGPROBS']._serialized_end=2063
-  _globals['_LANDED']._serialized_start=2065
-  _globals['_LANDED']._serialized_end=2114
-  _globals['_EMBEDDINGLOST']._serialized_start=2116
-  _globals['_EMBEDDINGLOST']._serialized_end=2226
-  _globals['_CHOICEFINISHED']._serialized_start=2228
-  _globals['_CHOICEFINISHED']._serialized_end=2347
-  _globals['_GENERATEDONE']._serialized_start=2350
-  _globals['_GENERATEDONE']._serialized_end=2515
-  _globals['_DECODER']._serialized_start=2640
-  _globals['_DECODER']._serialized_end=2847
+  _globals['_SAMPLINGPARAMS']._serialized_end=1251
+  _globals['_GRAMMAR']._serialized_start=1253
+  _globals['_GRAMMAR']._serialized_end=1341
+  _globals['_LOGITBIAS']._serialized_start=1343
+  _globals['_LOGITBIAS']._serialized_end=1386
+  _globals['_RESUMEFROM']._serialized_start=1388
+  _globals['_RESUMEFROM']._serialized_end=1440
+  _globals['_REDIRECT']._serialized_start=1442
+  _globals['_REDIRECT']._serialized_end=1532
+  _globals['_ADDSOURCE']._serialized_start=1534
+  _globals['_ADDSOURCE']._serialized_end=1625
+  _globals['_STOPCHOICE']._serialized_start=1627
+  _globals['_STOPCHOICE']._serialized_end=1655
+  _globals['_GENERATERESPONSE']._serialized_start=1658
+  _globals['_GENERATERESPONSE']._serialized_end=1951
+  _globals['_GENERATEACCEPTED']._serialized_start=1953
+  _globals['_GENERATEACCEPTED']._serialized_end=1994
+  _globals['_TOKENDELTA']._serialized_start=1996
+  _globals['_TOKENDELTA']._serialized_end=2109
+  _globals['_TOKENLOGPROBS']._serialized_start=2111
+  _globals['_TOKENLOGPROBS']._serialized_end=2190
+  _globals['_LANDED']._serialized_start=2192
+  _globals['_LANDED']._serialized_end=2241
+  _globals['_EMBEDDINGLOST']._serialized_start=2243
+  _globals['_EMBEDDINGLOST']._serialized_end=2353
+  _globals['_CHOICEFINISHED']._serialized_start=2355
+  _globals['_CHOICEFINISHED']._serialized_end=2474
+  _globals['_GENERATEDONE']._serialized_start=2477
+  _globals['_GENERATEDONE']._serialized_end=2642
+  _globals['_DECODER']._serialized_start=2767
+  _globals['_DECODER']._serialized_end=2974
 # @@protoc_insertion_point(module_scope)

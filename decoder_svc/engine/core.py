@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from chiasm.errors import ChiasmError, EmbeddingLost, Internal, Unavailable
+from chiasm.errors import ChiasmError, EmbeddingLost, Internal, InvalidRequest, Unavailable
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import FetchCommand, ItemLanded, Notice, PartLost
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -38,7 +38,7 @@ from decoder_svc.engine.messages import (
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.engine.transfers import TransferTimes
 from decoder_svc.runner.executor import Executor, RanksLost
-from decoder_svc.sampling.params import Sampled
+from decoder_svc.sampling.params import NO_TOKEN, Sampled
 from decoder_svc.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -255,6 +255,10 @@ class EngineCore:
             self._metrics.nonfinite_logits.inc()
             logger.error("request %s: non-finite logits", request.request_id)
             self._fail(request.request_id, Internal("the model produced non-finite numbers"))
+            return
+        if sampled.token_id == NO_TOKEN:
+            message = "the grammar of the answer has become too complex to go on with"
+            self._fail(request.request_id, InvalidRequest(message, param="response_format"))
             return
         if request.clock.first_token is None:
             request.clock.first_token = self._clock()

@@ -102,8 +102,10 @@ class Sequence:
         """The next draw."""
         params = self.request.sampling
         position = len(self.output) + self.num_drawing
-        if not params.needs_history:
+        if not params.needs_host_state:
             return Draw(params, self.choice, position)
+        if not params.needs_history:
+            return Draw(params, self.choice, position, (), tuple(self.output))
         return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
 
     def append(self, token_id: int) -> FinishReason | None:

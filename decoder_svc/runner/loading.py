@@ -21,6 +21,8 @@ from decoder_svc.parallel.returns import TokenReturn
 from decoder_svc.runner.graphs import DecodeGraphs, graph_sizes
 from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.runner.seats import SeatTable
+from decoder_svc.sampling.grammar import GrammarCompiler
+from decoder_svc.sampling.grammar_masks import GrammarMasks
 from decoder_svc.sampling.sampler import Sampler
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -140,6 +142,7 @@ def build_runner(
     *,
     num_blocks: int,
     rows: torch.Tensor,
+    grammars: GrammarCompiler,
     link: StageLink | None = None,
 ) -> ModelRunner:
     """The runner of a rank, its pages, and the graphs of its decode steps.
@@ -149,6 +152,7 @@ def build_runner(
         model: Loaded.
         num_blocks: Pages to take.
         rows: The slab as [rows, hidden], or nothing behind stage 0.
+        grammars: Compiles what answers are to look like.
         link: To the stages before and after.
 
     Raises:
@@ -165,7 +169,8 @@ def build_runner(
     longest = min(config.max_model_len or text.max_positions, num_blocks * block_size)
     seats = SeatTable(config.scheduler.max_running_requests, -(-longest // block_size) + 1, device)
     attention = build_attention(config.attention_backend, pool, seats, text=text, mesh=mesh)
-    sampler = Sampler(text.masked_token_ids, device=device)
+    masks = GrammarMasks(grammars, text.masked_token_ids)
+    sampler = Sampler(text.masked_token_ids, device=device, grammars=masks)
     runner = ModelRunner(
         model, pool=pool, attention=attention, seats=seats, sampler=sampler, rows=rows, link=link
     )

@@ -33,10 +33,12 @@ from decoder_svc.runner.loading import (
     choose_placement,
     count_pages,
     load_stage,
+    plans_ahead,
     slab_rows,
 )
 from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.runner.outcome import Outcome
+from decoder_svc.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +203,18 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
     link = StageLink(
         mesh, hidden_size=text.hidden_size, dtype=placement.dtype, device=placement.device
     )
-    return build_runner(config, model, num_blocks=num_blocks, rows=_rows(task, mesh), link=link)
+    grammars = GrammarCompiler.of(task.model_dir, text)
+    samples = mesh.is_last_stage and (mesh.tp_rank == 0 or plans_ahead(config))
+    if samples and grammars.available:  # the first request with a grammar need not wait for it
+        threading.Thread(target=grammars.load, name="tokenizer", daemon=True).start()
+    return build_runner(
+        config,
+        model,
+        num_blocks=num_blocks,
+        rows=_rows(task, mesh),
+        grammars=grammars,
+        link=link,
+    )
 
 
 def _rows(task: RankTask, mesh: ParallelMesh) -> torch.Tensor:

@@ -27,6 +27,8 @@ class SamplingParams:
     top_logprobs: int | None = None
     """None = no logprobs wanted."""
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
+    """What the answer must look like, as `grammar.source_of` made it; empty = anything."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -59,6 +61,7 @@ class SamplingParams:
             self.temperature
             or self.needs_history
             or self.logit_bias
+            or self.grammar
             or self.min_tokens
             or self.top_logprobs is not None
         )
@@ -70,6 +73,11 @@ class SamplingParams:
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
+    @property
+    def needs_host_state(self) -> bool:
+        """Whether a draw needs every earlier token on the CPU before it can be made."""
+        return self.needs_history or bool(self.grammar)
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -80,8 +88,12 @@ class Draw:
     position: int
     """Index in the choice's output; with seed and choice it fixes the random number."""
     prompt_ids: tuple[int, ...] = ()
-    """Filled only where penalties need them; so is `output_ids`."""
+    """Filled only where penalties need them."""
     output_ids: tuple[int, ...] = ()
+    """Filled where penalties or a grammar need them."""
+
+
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ class Sampled:
     """The outcome of one draw."""
 
     token_id: int
+    """NO_TOKEN: the grammar cannot go on."""
     finite: bool = True
     """False: the logits held a NaN or an infinity and the token means nothing."""
     logprob: float | None = None

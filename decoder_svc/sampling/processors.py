@@ -43,6 +43,22 @@ def apply_masks(logits: torch.Tensor, draws: Sequence[Draw], masked: torch.Tenso
     """Takes out ids only prompts may hold, and stop ids until min_tokens is reached, in place."""
     logits.index_fill_(1, masked, _OUT)
     for row, draw in enumerate(draws):
-        if draw.position < draw.params.min_tokens and draw.params.stop_token_ids:
-            stops = torch.tensor(draw.params.stop_token_ids, device=logits.device)
+        params = draw.params
+        held = draw.position < params.min_tokens and not params.grammar  # whose mask holds it back
+        if held and params.stop_token_ids:
+            stops = torch.tensor(params.stop_token_ids, device=logits.device)
             logits[row].index_fill_(0, stops, _OUT)
+
+
+def apply_grammar(logits: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> None:
+    """Takes out what grammars do not allow, in place.
+
+    Args:
+        logits: [S, vocab].
+        rows: Those with a grammar.
+        bits: int32 [rows, ceil(vocab / 32)]: see `GrammarMasks.fill`.
+    """
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = (bits.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
+    index = torch.tensor(rows, device=logits.device)
+    logits[index] = logits[index].masked_fill(~allowed.to(logits.device), _OUT)

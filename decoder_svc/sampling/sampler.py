@@ -8,8 +8,14 @@ import torch
 
 from chiasm.kernels.argmax import greedy
 from decoder_svc.sampling.drawn import Drawn, Logprobs
-from decoder_svc.sampling.params import Draw
-from decoder_svc.sampling.processors import apply_bias, apply_masks, apply_penalties
+from decoder_svc.sampling.grammar_masks import GrammarMasks
+from decoder_svc.sampling.params import NO_TOKEN, Draw
+from decoder_svc.sampling.processors import (
+    apply_bias,
+    apply_grammar,
+    apply_masks,
+    apply_penalties,
+)
 from decoder_svc.sampling.random import uniforms
 
 
@@ -19,9 +25,17 @@ class Sampler:
     Args:
         masked_token_ids: Ids that are never drawn, whatever a bias says.
         device: Where the logits are.
+        grammars: Masks of draws with a grammar; None = there are none.
     """
 
-    def __init__(self, masked_token_ids: Sequence[int], *, device: torch.device) -> None:
+    def __init__(
+        self,
+        masked_token_ids: Sequence[int],
+        *,
+        device: torch.device,
+        grammars: GrammarMasks | None = None,
+    ) -> None:
+        self._grammars = grammars
         self.masked = torch.tensor(masked_token_ids, dtype=torch.int64, device=device)
         """[m] int64, on the device."""
 
@@ -36,13 +50,29 @@ class Sampler:
         apply_penalties(shaped, draws)
         apply_bias(shaped, draws)
         apply_masks(shaped, draws, self.masked)
+        stuck = self._apply_grammars(shaped, draws)
         chosen = shaped.argmax(dim=-1)
         drawn = [row for row, draw in enumerate(draws) if draw.params.temperature > 0]
         if drawn:
             rows = torch.tensor(drawn, device=logits.device)
             some = [draws[row] for row in drawn]
             chosen[rows] = _draw(shaped.index_select(0, rows), some)
-        return Drawn(chosen, finite, self._logprobs(raw, draws, chosen))
+        logprobs = self._logprobs(raw, draws, chosen)
+        if stuck:
+            chosen[torch.tensor(stuck, device=logits.device)] = NO_TOKEN
+        return Drawn(chosen, finite, logprobs)
+
+    def _apply_grammars(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Masks in place; returns the rows whose grammar leaves nothing, which are left alone."""
+        rows = [row for row, draw in enumerate(draws) if draw.params.grammar]
+        if self._grammars is None:
+            return rows
+        bits = self._grammars.fill([draws[row] for row in rows])
+        goes_on = [bool(row.any()) for row in bits]
+        live = [row for row, goes in zip(rows, goes_on, strict=True) if goes]
+        if live:
+            apply_grammar(logits, live, torch.from_numpy(bits[goes_on]).to(logits.device))
+        return [row for row, goes in zip(rows, goes_on, strict=True) if not goes]
 
     def _logprobs(
         self, raw: torch.Tensor, draws: Sequence[Draw], chosen: torch.Tensor

@@ -214,7 +214,7 @@ class Scheduler:
             and sequence.num_drawing == 1
             and sequence.last_step <= latest
             and not sequence.is_exhausted
-            and not sequence.request.sampling.needs_history
+            and not sequence.request.sampling.needs_host_state
         )
 
     def _choose_chunks(

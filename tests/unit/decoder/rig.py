@@ -49,6 +49,8 @@ from decoder_svc.runner.loading import Placement, load_stage
 from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
+from decoder_svc.sampling.grammar import GrammarCompiler
+from decoder_svc.sampling.grammar_masks import GrammarMasks
 from decoder_svc.sampling.params import Draw, SamplingParams
 from decoder_svc.sampling.sampler import Sampler
 from decoder_svc.scheduler.budget import Limits
@@ -66,6 +68,15 @@ def loaded(model_dir: Path) -> tuple[TextConfig, StageModel]:
 
 class RecordingSampler(Sampler):
     """Keeps the raw logits of every step that sampled."""
+
+    masks: GrammarMasks
+
+    @classmethod
+    def of(cls, model_dir: Path, text: TextConfig) -> RecordingSampler:
+        masks = GrammarMasks(GrammarCompiler.of(model_dir, text), text.masked_token_ids)
+        sampler = cls(text.masked_token_ids, device=CPU.device, grammars=masks)
+        sampler.masks = masks
+        return sampler
 
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
         self.seen: list[torch.Tensor] = [*getattr(self, "seen", []), logits.clone()]
@@ -183,7 +194,7 @@ class Rig:
             dtype=torch.float32,
             device=CPU.device,
         )
-        self.sampler = RecordingSampler(self.text.masked_token_ids, device=CPU.device)
+        self.sampler = RecordingSampler.of(model_dir, self.text)
         self.runner = ModelRunner(
             model,
             pool=pool,

@@ -25,6 +25,7 @@ from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config import read_text_config
 from decoder_svc.engine.client import EngineClient, merge
 from decoder_svc.engine.messages import ChoiceDone, FinishReason, Tokens
+from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
 from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
 from tests.checkpoints import save_tiny_qwen
@@ -84,7 +85,9 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
     client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
     core = build_engine(config, parts, client.mailbox, metrics)
     server = Server("127.0.0.1", 0, drain_s=2.0)
+    grammars = GrammarCheck(parts.grammars)
     servicer = DecoderServicer(
+        grammars=grammars,
         intake=Intake(text, max_model_len=parts.max_model_len, max_choices=8),
         client=client,
         description=describe(config, text, parts, model, server.port),
@@ -101,6 +104,7 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
     finally:
         await decoder.channel.close()
         await server.stop()
+        await grammars.close()
         core.stop()
         thread.join()
         parts.executor.close()
