@@ -21,7 +21,8 @@ from encoder_svc.work import PreparedUnit, RunFailure
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _GRAPHS = 32
-_MAX_GRAPH_PATCHES = 16384
+MAX_GRAPH_PATCHES = 16384
+"""Of a batch that is replayed as a graph: larger ones hide their launches, and keep much memory."""
 NON_FINITE = "the vision tower made values that are not finite"
 
 
@@ -65,7 +66,7 @@ class TowerRunner:
         self.dtype = tower.dtype
         self._row_dtype = row_dtype
         self._forward = (
-            GraphedTower(tower, keep=_GRAPHS, max_patches=_MAX_GRAPH_PATCHES)
+            GraphedTower(tower, keep=_GRAPHS, max_patches=MAX_GRAPH_PATCHES)
             if self.device.type == "cuda"
             else tower
         )
