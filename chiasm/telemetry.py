@@ -111,6 +111,17 @@ class EncoderMetrics:
         self.transfer_bytes = Counter(
             "chiasm_encoder_transfer_bytes", "Bytes of rows sent", registry=self.registry
         )
+        self.transfer_bytes_by = Counter(
+            "chiasm_encoder_transfer_bytes_by_memory",
+            "Bytes of rows sent, by where they were written: stream (grpc), DRAM or VRAM (nixl)",
+            ("memory",),
+            registry=self.registry,
+        )
+        self.unwritten = Counter(
+            "chiasm_encoder_unwritten_grants",
+            "Grants of a decoder's memory that nixl could not write; they travelled over grpc",
+            registry=self.registry,
+        )
         self.pending_patches = Gauge(
             "chiasm_encoder_pending_patches", "Patches waiting or running", registry=self.registry
         )
@@ -174,6 +185,11 @@ class DecoderMetrics:
         self.fetch_dropped_chunks = Counter(
             "chiasm_fetch_dropped_chunks",
             "Chunks of rows that no grant had asked for",
+            registry=self.registry,
+        )
+        self.agent_renewals = Counter(
+            "chiasm_transfer_agent_renewals",
+            "Times a transfer agent was replaced because a writer was lost in mid-transfer",
             registry=self.registry,
         )
         self.stale_attempts = Counter(

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import chiasm
@@ -19,11 +20,11 @@ from chiasm.metrics_port import serve_metrics
 from chiasm.server import Server, until_signal
 from chiasm.telemetry import DecoderMetrics
 from chiasm.tls import PeerTls, peer_tls
-from chiasm.transport.grpc import StreamReceiver
 from chiasm.v1 import common_pb2, decoder_pb2_grpc
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config.from_hf import TextConfig, read_text_config
 from decoder_svc.embeddings.fetcher import Fetcher
+from decoder_svc.embeddings.inbound import Inbound
 from decoder_svc.engine.client import EngineClient
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.grammar_check import GrammarCheck
@@ -38,6 +39,17 @@ _HEARTBEAT_S = 60.0
 _WATCH_S = 1.0
 _POLL_S = 0.05
 _LAST_STREAMS_S = 0.5  # for what is left after the drain: WatchLoad streams, which never end
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What the world sees of the engine."""
+
+    description: common_pb2.Description
+    server: Server
+    inbound: Inbound
+    metrics: DecoderMetrics
+    tls: PeerTls | None
 
 
 def main(config: DecoderConfig) -> None:
@@ -74,7 +86,14 @@ async def _serve(config: DecoderConfig) -> None:
             block_size=config.memory.block_size,
         )
         description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
-        await _run(config, text, parts, description, server, tls)
+        metrics = DecoderMetrics()
+        inbound = Inbound(parts.slab, metrics)
+        await inbound.offer_slab(config)
+        description.transports[:] = inbound.transports
+        try:
+            await _run(config, text, parts, Wire(description, server, inbound, metrics, tls))
+        finally:
+            await inbound.close()
     finally:
         parts.executor.close()
         parts.slab.close()
@@ -84,18 +103,16 @@ async def _run(
     config: DecoderConfig,
     text: TextConfig,
     parts: Parts,
-    description: common_pb2.Description,
-    server: Server,
-    tls: PeerTls | None,
+    wire: Wire,
 ) -> None:
-    metrics = DecoderMetrics()
+    server, inbound, metrics = wire.server, wire.inbound, wire.metrics
     client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
     fetcher = Fetcher(
         row_format=parts.rows,
-        open_receiver=lambda: StreamReceiver(parts.slab.write),
+        open_receiver=inbound.open,
         post=client.mailbox.put,
         on_dropped=metrics.fetch_dropped_chunks.inc,
-        tls=tls,
+        tls=wire.tls,
     )
     client.on_commands = fetcher.execute
     metrics.slab_pages_held.set_function(lambda: parts.slab_pages - client.load.slab_pages_free)
@@ -109,7 +126,7 @@ async def _run(
             max_choices=config.scheduler.max_running_requests,
         ),
         client=client,
-        description=description,
+        description=wire.description,
         slab_page_bytes=parts.rows.row_bytes * config.memory.slab_page_rows,
         slab_pages=parts.slab_pages,
     )
@@ -187,7 +204,6 @@ def describe(
             language_model=language_model_digest(model_dir, full=full),
         ),
         rows=parts.rows.to_proto(),
-        transports=("grpc",),
         max_model_len=parts.max_model_len,
         vocab_size=text.vocab_size,
         version=chiasm.__version__,

@@ -66,8 +66,6 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
     Raises:
         ValueError: The settings ask for what this build or this machine cannot do.
     """
-    if config.transport == "nixl":
-        raise ValueError("--transport nixl is not supported by this version of the decoder")
     parallel = config.parallel
     check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     load = _load_one_rank if parallel.world_size == 1 else _load_ranks

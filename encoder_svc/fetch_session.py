@@ -5,7 +5,9 @@
      is unknown) grants)    under way)   or the stream is gone)
 
 Rows are written one grant at a time. Ended means: nothing of this fetch is written any more, or
-ever will be; that is what Quiesced and the answer to a Fence say.
+ever will be; that is what Quiesced and the answer to a Fence say. A grant of the decoder's memory
+that cannot be written is given back (Unwritten), and so are all further ones: what is left of the
+fetch travels on the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from enum import StrEnum
 
 from chiasm.plan import Cause, Span
 from chiasm.rows import RowFormat
-from chiasm.transport.base import Destination
+from chiasm.transport.base import STREAM, Destination
 from chiasm.v1 import encoder_pb2
 from encoder_svc.messages import RowBuffer
 from encoder_svc.store import Entry
@@ -60,6 +62,11 @@ class Write:
     buffer: RowBuffer
     destinations: tuple[Destination, ...]
 
+    @property
+    def on_stream(self) -> bool:
+        """Whether its rows travel on the Fetch stream itself."""
+        return self.destinations[0].memory_type == STREAM
+
 
 class SessionState(StrEnum):
     """See the module's picture."""
@@ -75,16 +82,21 @@ class FetchSession:
 
     Args:
         opening: What the decoder asked for.
-        memory_types: Where this transport can write to.
+        memory_types: Which memory of this decoder can be written, best first; None = `reached` will
+            tell, and until then nothing is said of any row.
     """
 
-    def __init__(self, opening: FetchOpening, *, memory_types: frozenset[str]) -> None:
+    def __init__(self, opening: FetchOpening, *, memory_types: tuple[str, ...] | None = ()) -> None:
         self.opening = opening
         self.state = SessionState.WAITING
         self.entry: Entry | None = None
         self.wake: Callable[[], None] = lambda: None  # set by the shell: there is something to do
         self.on_end: list[Callable[[], None]] = []  # called once, when it has ended
         self._memory_types = memory_types
+        self._epoch: int | None = None  # once accepted
+        self._greeted = False
+        self._streaming = False  # memory could not be written
+        self._aborted = False
         self._muted = False
         self._outputs: deque[encoder_pb2.FetchResponse | Write] = deque()
         self._ready: dict[int, Span] = {}  # segments told, cut to the opened rows
@@ -131,15 +143,20 @@ class FetchSession:
 
     def accept(self, epoch: int) -> None:
         """After `attach`: tells the decoder, and what is ready already."""
-        accepted = encoder_pb2.FetchAccepted(encoder_epoch=epoch)
-        self._say(encoder_pb2.FetchResponse(accepted=accepted))
-        self.refresh()
+        self._epoch = epoch
+        self._greet()
+
+    def reached(self, memory_types: tuple[str, ...]) -> None:
+        """It is known which memory of the decoder can be written, best first."""
+        self._memory_types = memory_types
+        self._greet()
 
     def refresh(self) -> None:
         """The entry has changed: tells of new segments, or of its failure."""
         if self.state is not SessionState.SERVING or self.entry is None:
             return
-        for index in range(self._num_seen, len(self.entry.segments)):
+        first = self._num_seen if self._greeted else len(self.entry.segments)
+        for index in range(first, len(self.entry.segments)):
             rows = self.entry.segments[index].rows.intersect(self.opening.rows)
             if len(rows):
                 self._ready[index] = rows
@@ -147,7 +164,7 @@ class FetchSession:
                     segment=index, rows=rows.to_proto(), format=self.opening.format.to_proto()
                 )
                 self._say(encoder_pb2.FetchResponse(ready=ready))
-        self._num_seen = len(self.entry.segments)
+        self._num_seen = len(self.entry.segments) if self._greeted else 0
         if self.entry.failure is not None:
             self.fail(*self.entry.failure)
 
@@ -168,9 +185,11 @@ class FetchSession:
             return
         assert self.entry is not None
         segment = self.entry.segments[message.segment]
-        self._pending.append(
-            Write(message.segment, self._num_grants, segment.rows, segment.buffer, destinations)
-        )
+        write = Write(message.segment, self._num_grants, segment.rows, segment.buffer, destinations)
+        if self._streaming and not write.on_stream:  # it crossed our word that this is over
+            self._give_back(write, aborted=False)
+            return
+        self._pending.append(write)
         self._next_write()
 
     def cancel(self) -> None:
@@ -209,6 +228,22 @@ class FetchSession:
             self._say(encoder_pb2.FetchResponse(written=written))
             self._next_write()
 
+    def write_failed(self, *, aborted: bool) -> None:
+        """The write under way is over; the decoder's memory cannot be written (`WriteFailed`)."""
+        write, self._active = self._active, None
+        assert write is not None, "no write was under way"
+        self._aborted |= aborted
+        self._streaming = True
+        if self.stopping:
+            self._end()
+            return
+        self._give_back(write, aborted=aborted)
+        for other in tuple(self._pending):
+            if not other.on_stream:
+                self._pending.remove(other)
+                self._give_back(other, aborted=False)
+        self._next_write()
+
     def check(self) -> None:
         """Raises AssertionError when something could be written after the end."""
         if self.stopping:
@@ -218,6 +253,16 @@ class FetchSession:
 
     # How it is done.
 
+    def _greet(self) -> None:
+        if self._epoch is None or self._memory_types is None or self.stopping:
+            return
+        self._greeted = True
+        accepted = encoder_pb2.FetchAccepted(
+            encoder_epoch=self._epoch, memory_types=self._memory_types
+        )
+        self._say(encoder_pb2.FetchResponse(accepted=accepted))
+        self.refresh()
+
     def _checked(self, message: encoder_pb2.FetchGrant) -> tuple[Destination, ...]:
         ready = self._ready.get(message.segment)
         if ready is None:
@@ -225,6 +270,8 @@ class FetchSession:
         if not message.destinations:
             raise ValueError("no destination")
         destinations = tuple(Destination.from_proto(d) for d in message.destinations)
+        if len({place.memory_type for place in destinations}) > 1:
+            raise ValueError("memory of several types in one grant")
         first = self.opening.rows.begin
         for place in destinations:
             rows = place.rows
@@ -232,13 +279,23 @@ class FetchSession:
                 raise ValueError(f"rows [{rows.begin}, {rows.end}) are not in the segment")
             if place.length != len(rows) * self.opening.format.row_bytes:
                 raise ValueError(f"{place.length} bytes for {len(rows)} rows")
-            if place.memory_type not in self._memory_types:
+            if place.memory_type not in (STREAM, *(self._memory_types or ())):
                 raise ValueError(f"memory type {place.memory_type!r} is not served here")
             flags = slice(rows.begin - first, rows.end - first)
             if any(self._granted[flags]):
                 raise ValueError(f"rows [{rows.begin}, {rows.end}) were granted before")
             self._granted[flags] = b"\1" * len(rows)
         return destinations
+
+    def _give_back(self, write: Write, *, aborted: bool) -> None:
+        """Its rows may be granted again."""
+        for place in write.destinations:
+            at = place.rows.begin - self.opening.rows.begin
+            self._granted[at : at + len(place.rows)] = bytes(len(place.rows))
+        unwritten = encoder_pb2.FetchUnwritten(
+            segment=write.segment, seq=write.seq, aborted=aborted
+        )
+        self._say(encoder_pb2.FetchResponse(unwritten=unwritten))
 
     def _next_write(self) -> None:
         if self._active is not None:
@@ -265,7 +322,8 @@ class FetchSession:
 
     def _end(self) -> None:
         self.state = SessionState.ENDED
-        self._say(encoder_pb2.FetchResponse(quiesced=encoder_pb2.FetchQuiesced()))
+        quiesced = encoder_pb2.FetchQuiesced(aborted=self._aborted)
+        self._say(encoder_pb2.FetchResponse(quiesced=quiesced))
         for callback in self.on_end:
             callback()
 

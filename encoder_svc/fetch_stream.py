@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 
 from chiasm.errors import ChiasmError
 from chiasm.telemetry import EncoderMetrics
-from chiasm.transport.base import OpenSender, Sender
+from chiasm.transport.base import Outbound, Sender, WriteFailed
 from chiasm.v1 import encoder_pb2
 from encoder_svc.fetch_session import FetchSession, Write
+
+logger = logging.getLogger(__name__)
 
 
 class FetchStream:
@@ -20,7 +23,7 @@ class FetchStream:
     Args:
         session: Decides.
         requests: The decoder's messages after the opening.
-        open_sender: Makes the transport's writing half.
+        outbound: Makes the transport's writing half.
         peers: The ranks that receive.
         metrics: Counts transfers.
     """
@@ -30,7 +33,7 @@ class FetchStream:
         session: FetchSession,
         requests: AsyncIterator[encoder_pb2.FetchRequest],
         *,
-        open_sender: OpenSender,
+        outbound: Outbound,
         peers: list[encoder_pb2.Peer],
         metrics: EncoderMetrics,
     ) -> None:
@@ -39,7 +42,8 @@ class FetchStream:
         self._metrics = metrics
         # One message waits while one is being sent: a slow reader holds up the writer.
         self._out: asyncio.Queue[encoder_pb2.FetchResponse | None] = asyncio.Queue(maxsize=1)
-        self._sender: Sender = open_sender(self._out.put, peers)
+        self._outbound, self._peers = outbound, peers
+        self._sender: Sender = outbound.open(self._out.put, session.opening.fetch_id, peers)
         self._wake = asyncio.Event()
         self._writing: asyncio.Task[int] | None = None
         session.wake = self._changed
@@ -52,6 +56,7 @@ class FetchStream:
         """
         loop = asyncio.get_running_loop()
         grace = loop.call_later(grace_s, self._session.grace_over)
+        reacher = asyncio.create_task(self._reach())
         reader = asyncio.create_task(self._read())
         driver = asyncio.create_task(self._drive())
         try:
@@ -60,7 +65,7 @@ class FetchStream:
         finally:
             grace.cancel()
             self._session.broke()  # after Quiesced this changes nothing
-            for task in (reader, driver):
+            for task in (reacher, reader, driver):
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
@@ -69,6 +74,10 @@ class FetchStream:
         self._wake.set()
         if self._session.stopping and self._writing is not None:
             self._writing.cancel()
+
+    async def _reach(self) -> None:
+        """The first time this takes a while; the session holds its place meanwhile."""
+        self._session.reached(await self._outbound.reach(self._peers))
 
     async def _read(self) -> None:
         async for request in self._requests:
@@ -107,15 +116,34 @@ class FetchStream:
                 destinations=write.destinations,
             )
         )
-        crc32 = None
+        crc32, failure = None, None
         try:
             await asyncio.wait((self._writing,))
         finally:
             self._writing.cancel()
-            with suppress(asyncio.CancelledError, ChiasmError):
+            try:
                 crc32 = await self._writing
+            except WriteFailed as error:
+                failure = error
+            except (asyncio.CancelledError, ChiasmError):
+                pass
             self._writing = None
-            self._session.write_ended(crc32)
+            if failure is None:
+                self._session.write_ended(crc32)
+            else:
+                self._note(failure, write)
+                self._session.write_failed(aborted=failure.aborted)
         if crc32 is not None:
             self._metrics.transfer.observe(time.perf_counter() - began)
-            self._metrics.transfer_bytes.inc(sum(d.length for d in write.destinations))
+            nbytes = sum(d.length for d in write.destinations)
+            self._metrics.transfer_bytes.inc(nbytes)
+            self._metrics.transfer_bytes_by.labels(write.destinations[0].memory_type).inc(nbytes)
+
+    def _note(self, failure: WriteFailed, write: Write) -> None:
+        self._metrics.unwritten.inc()
+        logger.warning(
+            "fetch %s: a write to %s failed (%s): what is left goes over grpc",
+            self._session.opening.fetch_id.hex()[:8],
+            write.destinations[0].agent_name or "the stream",
+            failure,
+        )

@@ -6,7 +6,6 @@ from collections import OrderedDict
 
 from chiasm.plan import Cause
 from chiasm.rows import RowFormat
-from chiasm.transport.base import STREAM
 from encoder_svc.fetch_session import FetchOpening, FetchSession, SessionState
 from encoder_svc.store import EmbeddingStore
 
@@ -20,7 +19,6 @@ class FetchTable:
         store: The entries.
         epoch: This life of the process; a fetch meant for another is refused.
         row_format: What rows look like here; a decoder built for others is refused.
-        memory_types: Where the transport can write to.
     """
 
     def __init__(
@@ -29,18 +27,23 @@ class FetchTable:
         *,
         epoch: int,
         row_format: RowFormat,
-        memory_types: frozenset[str] = frozenset({STREAM}),
     ) -> None:
         self._store = store
         self._epoch = epoch
         self._row_format = row_format
-        self._memory_types = memory_types
         self._sessions: dict[bytes, FetchSession] = {}  # that have not ended
         self._fenced: OrderedDict[bytes, None] = OrderedDict()
 
-    def open(self, opening: FetchOpening) -> FetchSession:
-        """A session for a new Fetch stream; a refused one has ended already, and says why."""
-        session = FetchSession(opening, memory_types=self._memory_types)
+    def open(
+        self, opening: FetchOpening, *, memory_types: tuple[str, ...] | None = ()
+    ) -> FetchSession:
+        """A session for a new Fetch stream; a refused one has ended already, and says why.
+
+        Args:
+            opening: What it asks for.
+            memory_types: Which memory of its decoder can be written; see `FetchSession`.
+        """
+        session = FetchSession(opening, memory_types=memory_types)
         session.on_end.append(lambda: self._session_ended(session))
         refusal = self._refusal(opening)
         if refusal is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chiasm.plan import Cause, MediaPlan, Span
+from chiasm.transport.base import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class RowBuffer(Protocol):
 
     def read(self, begin: int, end: int) -> memoryview:
         """Host bytes of rows [begin, end), counted from the segment's first row; contiguous."""
+        ...
+
+    @property
+    def region(self) -> Region | None:
+        """Where all rows lie one after another in registered memory; None when they do not."""
         ...
 
 

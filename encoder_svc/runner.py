@@ -5,13 +5,14 @@ Lives in one thread of the engine. Knows nothing of jobs, queues or the network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from chiasm.rows import RowFormat
+from encoder_svc.arena import keep_apart
 from encoder_svc.geometry import Geometry
 from encoder_svc.graphs import GraphedTower
 from encoder_svc.messages import RowBuffer
@@ -24,32 +25,6 @@ _GRAPHS = 32
 MAX_GRAPH_PATCHES = 16384
 """Of a batch that is replayed as a graph: larger ones hide their launches, and keep much memory."""
 NON_FINITE = "the vision tower made values that are not finite"
-
-
-class TensorRows:
-    """Rows of one segment in a tensor of their own. See `RowBuffer`."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        assert rows.is_contiguous()
-        self._bytes = rows.view(torch.uint8)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows held."""
-        return self._bytes.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, on whichever device."""
-        return self._bytes.numel()
-
-    def read(self, begin: int, end: int) -> memoryview:
-        """Host bytes of rows [begin, end). From a GPU they come through pinned memory, on a stream
-        of their own, so that a forward in progress is not waited for."""
-        rows = self._bytes[begin:end].flatten()
-        if rows.is_cuda:
-            rows = _to_host(rows)
-        return rows.numpy().data
 
 
 class TowerRunner:
@@ -70,6 +45,8 @@ class TowerRunner:
             if self.device.type == "cuda"
             else tower
         )
+        self.keep: Callable[[torch.Tensor], RowBuffer] = keep_apart
+        """Copies the rows of a segment to where they stay."""
         self.family: str = tower.family
         self.geometry: Geometry = tower.geometry
         self.row_format = RowFormat(
@@ -96,7 +73,10 @@ class TowerRunner:
         rows = self._forward(patches, [unit.grid for unit in batch]).to(self._row_dtype)
         counts = [self.geometry.rows(unit.grid.patches) for unit in batch]
         assert rows.shape == (sum(counts), self.row_format.levels * self.row_format.hidden_size)
-        buffers = [_cut(part, segment_rows) for part in rows.split(counts)]
+        buffers = [
+            tuple(self.keep(segment) for segment in part.split(segment_rows))
+            for part in rows.split(counts)
+        ]
         # The one wait for the device: from here on the buffers may be read on any stream.
         finite = rows.isfinite().all(dim=1).to("cpu").split(counts)
         return [
@@ -140,17 +120,3 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise ValueError(f"unknown dtype {name!r}; known: auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _cut(rows: torch.Tensor, segment_rows: int) -> tuple[RowBuffer, ...]:
-    """Segments own their memory, so that dropping one frees it."""
-    return tuple(TensorRows(part.clone()) for part in rows.split(segment_rows))
-
-
-def _to_host(rows: torch.Tensor) -> torch.Tensor:
-    stream = torch.cuda.Stream(rows.device)
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    with torch.cuda.stream(stream):
-        host.copy_(rows, non_blocking=True)
-    stream.synchronize()
-    return host

@@ -16,8 +16,8 @@ from chiasm.plan import MediaPlan, Span
 from chiasm.rows import RowFormat
 from chiasm.server import load_interval_s
 from chiasm.telemetry import EncoderMetrics
-from chiasm.transport.base import STREAM, OpenSender
-from chiasm.transport.grpc import StreamSender
+from chiasm.transport.base import Outbound
+from chiasm.transport.grpc import StreamOutbound
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.encode_stream import EncodeStream
 from encoder_svc.fetch_session import FetchOpening
@@ -44,8 +44,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         config: Limits.
         description: What Describe answers; `epoch` and `rows` are this process's own.
         metrics: What is counted.
-        open_sender: Makes the transport's writing half of a fetch.
-        memory_types: Where that transport can write to.
+        outbound: Sends rows; on the Fetch streams unless another is given.
     """
 
     def __init__(
@@ -55,15 +54,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         config: EncoderConfig,
         description: common_pb2.Description,
         metrics: EncoderMetrics,
-        open_sender: OpenSender = StreamSender,
-        memory_types: frozenset[str] = frozenset({STREAM}),
+        outbound: Outbound | None = None,
     ) -> None:
         self.draining = False
         self._engine = engine
         self._config = config
         self._description = description
         self._metrics = metrics
-        self._open_sender = open_sender
+        self._outbound = outbound or StreamOutbound()
         row_format = RowFormat.from_proto(description.rows)
         self.store = EmbeddingStore(
             cache_bytes=config.cache_bytes,
@@ -76,7 +74,6 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             self.store,
             epoch=description.epoch,
             row_format=row_format,
-            memory_types=memory_types,
         )
 
     async def Encode(
@@ -119,9 +116,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         if any(len(peer.agent_metadata) > _MAX_AGENT_METADATA for peer in message.peers):
             raise InvalidRequest("agent metadata over 64 KiB")
         stream = FetchStream(
-            self.fetches.open(opening),
+            self.fetches.open(opening, memory_types=None),
             requests,
-            open_sender=self._open_sender,
+            outbound=self._outbound,
             peers=list(message.peers),
             metrics=self._metrics,
         )

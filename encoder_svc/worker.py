@@ -32,6 +32,7 @@ from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.runner import TowerRunner
 from encoder_svc.servicer import EncoderServicer
+from encoder_svc.transfer import RowTransfer, open_transfer
 from encoder_svc.work import PreparedUnit, Preprocessor, RunFailure, Runner
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Parts:
     processor: Preprocessor
     tower_digest: bytes
     processor_digest: bytes
+    transfer: RowTransfer | None = None
 
 
 def serve_worker(
@@ -84,7 +86,11 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
     metrics = EncoderMetrics()
     metrics.pending_patches.set_function(lambda: engine.pending_patches)
     servicer = EncoderServicer(
-        engine, config=config, description=describe(config, parts, server.port), metrics=metrics
+        engine,
+        config=config,
+        description=describe(config, parts, server.port),
+        metrics=metrics,
+        outbound=parts.transfer.outbound if parts.transfer else None,
     )
     metrics.held_bytes.set_function(lambda: servicer.store.held_bytes)
     metrics.open_encodes.set_function(lambda: servicer.store.num_encodes)
@@ -103,6 +109,8 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
         await _drain(servicer, config.server.drain_s)
         await server.stop()
         await engine.stop()
+        if parts.transfer:
+            await asyncio.to_thread(parts.transfer.close)
 
 
 async def _drain(servicer: EncoderServicer, drain_s: float) -> None:
@@ -120,8 +128,6 @@ async def _drain(servicer: EncoderServicer, drain_s: float) -> None:
 
 def load_parts(config: EncoderConfig) -> Parts:
     """Loads and warms the tower and reads the digests. Blocks. Raises ValueError."""
-    if config.transport == "nixl":
-        raise ValueError("--transport nixl: this build moves rows over grpc only")
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
@@ -134,11 +140,15 @@ def load_parts(config: EncoderConfig) -> Parts:
         if runner.device.type == "cuda"
         else Patchifier
     )
+    transfer = open_transfer(config, runner.device)
+    if transfer is not None:
+        runner.keep = transfer.arena.keep
     parts = Parts(
         runner=runner,
         processor=Processor(*read_settings(model_dir), make),
         tower_digest=tower_digest(model_dir, full=config.digest == "full"),
         processor_digest=processor_digest(model_dir),
+        transfer=transfer,
     )
     warm_up(runner)
     logger.info("%s: vision tower ready in %.1f s", config.model, time.monotonic() - began)
@@ -172,7 +182,7 @@ def describe(config: EncoderConfig, parts: Parts, port: int) -> common_pb2.Descr
         digests=common_pb2.Digests(tower=parts.tower_digest, processor=parts.processor_digest),
         rows=parts.runner.row_format.to_proto(),
         workers=(common_pb2.Worker(instance_id=instance_id, epoch=epoch, address=address),),
-        transports=("grpc",),
+        transports=("nixl", "grpc") if parts.transfer else ("grpc",),
         max_item_patches=config.max_item_patches,
         version=chiasm.__version__,
     )

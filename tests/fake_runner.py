@@ -19,6 +19,8 @@ FAKE_GEOMETRY = Geometry(patch=14, temporal_patch=2, merge=2)
 class BytesRows:
     """Rows in host memory. See `RowBuffer`."""
 
+    region = None
+
     def __init__(self, data: bytes, num_rows: int) -> None:
         assert len(data) % num_rows == 0
         self._data = data

@@ -14,6 +14,34 @@ from chiasm.plan import Span
 from chiasm.v1 import encoder_pb2
 
 STREAM = "stream"
+DRAM = "DRAM"
+VRAM = "VRAM"
+
+HOST_BANK, RANK_BANK = 0, 1
+"""Banks of the slab: memory that all ranks of the host share, and the first rank's own."""
+
+
+class WriteFailed(Exception):
+    """The peer's memory cannot be written; nothing of the grant is being written any more.
+
+    Args:
+        message: Why, in one line.
+        aborted: It had begun: bytes may still be under way outside of this process.
+    """
+
+    def __init__(self, message: str, *, aborted: bool) -> None:
+        super().__init__(message)
+        self.aborted = aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory that a transport has registered."""
+
+    address: int
+    length: int
+    memory_type: str
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +103,11 @@ class RowSource(Protocol):
         """Host bytes of rows [begin, end), counted from the segment's first row; contiguous."""
         ...
 
+    @property
+    def region(self) -> Region | None:
+        """Where all rows lie one after another in registered memory; None when they do not."""
+        ...
+
 
 Send = Callable[[encoder_pb2.FetchResponse], Awaitable[None]]
 """Sends a message on the Fetch stream; returns when the stream has taken it (flow control)."""
@@ -107,20 +140,36 @@ class Sender(Protocol):
             CRC-32 of the bytes in order of the destinations; 0 when the transport checks itself.
 
         Raises:
-            ChiasmError: The peer's memory cannot be written.
+            WriteFailed: The peer's memory cannot be written; the stream may do.
         """
+        ...
+
+
+class Outbound(Protocol):
+    """The sending process's end: one for all its Fetch streams."""
+
+    async def reach(self, peers: Sequence[encoder_pb2.Peer]) -> tuple[str, ...]:
+        """Connects to those who receive; the types of their memory that it can write, best first.
+
+        Empty when rows have to travel on the stream. Never raises, never takes long.
+        """
+        ...
+
+    def open(self, send: Send, fetch_id: bytes, peers: Sequence[encoder_pb2.Peer]) -> Sender:
+        """The writing half for a new Fetch stream."""
         ...
 
 
 class Receiver(Protocol):
     """The landing half, one per Fetch stream.
 
-    A grant has landed when its bytes are in memory *and* the sender has said so.
+    A grant has landed when its bytes are in memory *and* the sender has said so. Grants are
+    numbered as the sender counts them, from 1.
     """
 
     @property
     def one_sided(self) -> bool:
-        """Whether the peer writes into our memory itself: then a broken stream needs a fence."""
+        """Whether the peer may be writing into our memory itself: a broken stream needs a fence."""
         ...
 
     @property
@@ -132,10 +181,29 @@ class Receiver(Protocol):
         """The ranks that receive, for `FetchOpen`; empty when rows travel on the stream."""
         ...
 
+    def accepted(self, memory_types: Sequence[str]) -> None:
+        """What the sender can write to, best first; before that, and without any, the stream."""
+        ...
+
     def expect(
         self, segment: int, seq: int, destinations: Sequence[Destination]
     ) -> Sequence[Destination]:
         """Announces a grant; returns it as the peer must see it: whose memory, which address."""
+        ...
+
+    async def unwritten(self, segment: int, seq: int, *, aborted: bool) -> Sequence[Destination]:
+        """The sender gave a grant up: its destinations, to be granted again, on the stream.
+
+        Returns once no byte of the grant can arrive any more; empty for a grant that is none.
+        """
+        ...
+
+    async def quiet(self, *, aborted: bool) -> None:
+        """The sender has stopped. Returns once no byte can arrive any more.
+
+        Args:
+            aborted: It stopped in the middle of a write, or died: bytes may still be under way.
+        """
         ...
 
     def chunk(self, segment: int, offset: int, data: bytes) -> None:
@@ -145,13 +213,14 @@ class Receiver(Protocol):
         """
         ...
 
-    async def landed(self, segment: int, seq: int, crc32: int) -> bool:
-        """Called on the sender's word; returns False when the bytes are not what was promised."""
+    async def landed(self, segment: int, seq: int, crc32: int) -> int | None:
+        """Called on the sender's word; waits for the bytes, but not for long.
+
+        Returns:
+            The bank of the slab they are in; None when they are not what was promised.
+        """
         ...
 
 
-OpenSender = Callable[[Send, Sequence[encoder_pb2.Peer]], Sender]
-"""Makes the writing half for a new Fetch stream, given the ranks that receive."""
-
-OpenReceiver = Callable[[], Receiver]
-"""Makes the landing half for a new Fetch stream."""
+OpenReceiver = Callable[[bytes], Receiver]
+"""Makes the landing half for a new Fetch stream, given its id."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from chiasm.plan import Span
-from chiasm.transport.base import Destination, RowSource, Send
+from chiasm.transport.base import HOST_BANK, Destination, RowSource, Send, Sender
 from chiasm.v1 import encoder_pb2
 
 CHUNK_BYTES = 1 << 20
@@ -23,10 +23,9 @@ class StreamSender:
 
     Args:
         send: Awaited for every chunk, so that a slow reader makes a slow writer, not a long queue.
-        peers: None on a stream.
     """
 
-    def __init__(self, send: Send, peers: Sequence[encoder_pb2.Peer] = ()) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
 
     async def write(
@@ -51,6 +50,18 @@ class StreamSender:
                 crc32 = zlib.crc32(data, crc32)
                 offset += len(data)
         return crc32
+
+
+class StreamOutbound:
+    """Implements `Outbound`: there is always a stream."""
+
+    async def reach(self, peers: Sequence[encoder_pb2.Peer]) -> tuple[str, ...]:
+        """Nobody's memory is written."""
+        return ()
+
+    def open(self, send: Send, fetch_id: bytes, peers: Sequence[encoder_pb2.Peer]) -> Sender:
+        """See `Outbound.open`."""
+        return StreamSender(send)
 
 
 def _runs(destinations: Sequence[Destination]) -> Iterator[tuple[Span, int]]:
@@ -96,6 +107,9 @@ class StreamReceiver:
         """None: rows come on the stream."""
         return ()
 
+    def accepted(self, memory_types: Sequence[str]) -> None:
+        """Whatever else it could write to: rows come on the stream."""
+
     def expect(
         self, segment: int, seq: int, destinations: Sequence[Destination]
     ) -> Sequence[Destination]:
@@ -126,14 +140,17 @@ class StreamReceiver:
                 self._write(place.address + begin - edge, view[begin - offset : end - offset])
             edge += place.length
 
-    async def landed(self, segment: int, seq: int, crc32: int) -> bool:
+    async def unwritten(self, segment: int, seq: int, *, aborted: bool) -> Sequence[Destination]:
+        """A stream cannot refuse; what is said of it is not believed."""
+        return ()
+
+    async def quiet(self, *, aborted: bool) -> None:
+        """The writer is this process's own: it is quiet already."""
+
+    async def landed(self, segment: int, seq: int, crc32: int) -> int | None:
         """Whether the oldest open grant is whole and sound."""
         if not self._expected:
-            return False
+            return None
         grant = self._expected.popleft()
-        return (grant.segment, grant.seq, grant.received, grant.crc32) == (
-            segment,
-            seq,
-            grant.nbytes,
-            crc32,
-        )
+        found = (grant.segment, grant.seq, grant.received, grant.crc32)
+        return HOST_BANK if found == (segment, seq, grant.nbytes, crc32) else None

@@ -11,16 +11,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chiasm.errors import EmbeddingLost
 from chiasm.plan import Span
-from chiasm.transport.base import Destination, RowSource, Send
+from chiasm.transport.base import DRAM, HOST_BANK, Destination, RowSource, Send, WriteFailed
 from chiasm.v1 import encoder_pb2
-
-DRAM = "DRAM"
 
 
 class LocalMemory:
-    """The memories that local senders can reach, by agent name."""
+    """The memories that local senders can reach, by agent name. Implements `Outbound`."""
 
     def __init__(self) -> None:
         self._views: dict[str, memoryview] = {}
@@ -32,7 +29,11 @@ class LocalMemory:
         self._views[name] = view
         return name
 
-    def open_sender(self, send: Send, peers: Sequence[encoder_pb2.Peer]) -> LocalSender:
+    async def reach(self, peers: Sequence[encoder_pb2.Peer]) -> tuple[str, ...]:
+        """Everybody is reached."""
+        return (DRAM,)
+
+    def open(self, send: Send, fetch_id: bytes, peers: Sequence[encoder_pb2.Peer]) -> LocalSender:
         """The writing half of a fetch."""
         names = {peer.agent_name for peer in peers}
         return LocalSender({name: view for name, view in self._views.items() if name in names})
@@ -59,7 +60,7 @@ class LocalSender:
             data = source.read(begin, begin + len(place.rows))
             view = self._views.get(place.agent_name)
             if view is None or place.address + place.length > len(view):
-                raise EmbeddingLost("no such memory of that peer")
+                raise WriteFailed("no such memory of that peer", aborted=False)
             view[place.address : place.address + place.length] = data
             await asyncio.sleep(0)  # other tasks may run between writes, as beside real RDMA
         return 0
@@ -81,7 +82,10 @@ class LocalReceiver:
 
     def peers(self) -> Sequence[encoder_pb2.Peer]:
         """The one rank there is."""
-        return (encoder_pb2.Peer(rank=0, agent_name=self._agent_name),)
+        return (encoder_pb2.Peer(rank=0, agent_name=self._agent_name, memory_type=DRAM),)
+
+    def accepted(self, memory_types: Sequence[str]) -> None:
+        """There is nothing to choose."""
 
     def expect(
         self, segment: int, seq: int, destinations: Sequence[Destination]
@@ -96,6 +100,13 @@ class LocalReceiver:
         """Nothing comes on the stream; what does is dropped."""
         self.num_dropped += 1
 
-    async def landed(self, segment: int, seq: int, crc32: int) -> bool:
+    async def unwritten(self, segment: int, seq: int, *, aborted: bool) -> Sequence[Destination]:
+        """There is no other way."""
+        return ()
+
+    async def quiet(self, *, aborted: bool) -> None:
+        """Writes of one process are over when they are over."""
+
+    async def landed(self, segment: int, seq: int, crc32: int) -> int | None:
         """The sender's word is enough: its writes were done before it was given."""
-        return self._expected.pop(seq, None) == segment
+        return HOST_BANK if self._expected.pop(seq, None) == segment else None

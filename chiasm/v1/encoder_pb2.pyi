@@ -116,16 +116,18 @@ class FetchOpen(_message.Message):
     def __init__(self, fetch_id: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., rows: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., encode_id: _Optional[bytes] = ..., encoder_epoch: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., rows_format: _Optional[_Union[_common_pb2.RowFormat, _Mapping]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("rank", "agent_name", "agent_epoch", "agent_metadata")
+    __slots__ = ("rank", "agent_name", "agent_epoch", "agent_metadata", "memory_type")
     RANK_FIELD_NUMBER: _ClassVar[int]
     AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
     AGENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     AGENT_METADATA_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TYPE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     agent_name: str
     agent_epoch: int
     agent_metadata: bytes
-    def __init__(self, rank: _Optional[int] = ..., agent_name: _Optional[str] = ..., agent_epoch: _Optional[int] = ..., agent_metadata: _Optional[bytes] = ...) -> None: ...
+    memory_type: str
+    def __init__(self, rank: _Optional[int] = ..., agent_name: _Optional[str] = ..., agent_epoch: _Optional[int] = ..., agent_metadata: _Optional[bytes] = ..., memory_type: _Optional[str] = ...) -> None: ...
 
 class FetchGrant(_message.Message):
     __slots__ = ("segment", "destinations")
@@ -160,7 +162,7 @@ class FetchCancel(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("accepted", "ready", "written", "chunk", "done", "error", "quiesced")
+    __slots__ = ("accepted", "ready", "written", "chunk", "done", "error", "quiesced", "unwritten")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,7 @@ class FetchResponse(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     QUIESCED_FIELD_NUMBER: _ClassVar[int]
+    UNWRITTEN_FIELD_NUMBER: _ClassVar[int]
     accepted: FetchAccepted
     ready: FetchReady
     written: FetchWritten
@@ -175,13 +178,16 @@ class FetchResponse(_message.Message):
     done: FetchDone
     error: ItemError
     quiesced: FetchQuiesced
-    def __init__(self, accepted: _Optional[_Union[FetchAccepted, _Mapping]] = ..., ready: _Optional[_Union[FetchReady, _Mapping]] = ..., written: _Optional[_Union[FetchWritten, _Mapping]] = ..., chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., done: _Optional[_Union[FetchDone, _Mapping]] = ..., error: _Optional[_Union[ItemError, _Mapping]] = ..., quiesced: _Optional[_Union[FetchQuiesced, _Mapping]] = ...) -> None: ...
+    unwritten: FetchUnwritten
+    def __init__(self, accepted: _Optional[_Union[FetchAccepted, _Mapping]] = ..., ready: _Optional[_Union[FetchReady, _Mapping]] = ..., written: _Optional[_Union[FetchWritten, _Mapping]] = ..., chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., done: _Optional[_Union[FetchDone, _Mapping]] = ..., error: _Optional[_Union[ItemError, _Mapping]] = ..., quiesced: _Optional[_Union[FetchQuiesced, _Mapping]] = ..., unwritten: _Optional[_Union[FetchUnwritten, _Mapping]] = ...) -> None: ...
 
 class FetchAccepted(_message.Message):
-    __slots__ = ("encoder_epoch",)
+    __slots__ = ("encoder_epoch", "memory_types")
     ENCODER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TYPES_FIELD_NUMBER: _ClassVar[int]
     encoder_epoch: int
-    def __init__(self, encoder_epoch: _Optional[int] = ...) -> None: ...
+    memory_types: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, encoder_epoch: _Optional[int] = ..., memory_types: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FetchReady(_message.Message):
     __slots__ = ("segment", "rows", "format")
@@ -203,6 +209,16 @@ class FetchWritten(_message.Message):
     crc32: int
     def __init__(self, segment: _Optional[int] = ..., seq: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
 
+class FetchUnwritten(_message.Message):
+    __slots__ = ("segment", "seq", "aborted")
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    segment: int
+    seq: int
+    aborted: bool
+    def __init__(self, segment: _Optional[int] = ..., seq: _Optional[int] = ..., aborted: bool = ...) -> None: ...
+
 class FetchChunk(_message.Message):
     __slots__ = ("segment", "offset", "data")
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -218,8 +234,10 @@ class FetchDone(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchQuiesced(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("aborted",)
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    aborted: bool
+    def __init__(self, aborted: bool = ...) -> None: ...
 
 class FenceRequest(_message.Message):
     __slots__ = ("fetch_id", "encoder_epoch")

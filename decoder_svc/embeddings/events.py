@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chiasm.plan import Cause, Source, Span
 from chiasm.rows import RowFormat
-from chiasm.transport.base import Destination
+from chiasm.transport.base import HOST_BANK, Destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The bytes of one grant are in the slab, the encoder said Written, and the checksum agrees."""
+    """The bytes of one grant are in a bank of the slab, and the encoder said Written.
+
+    They are sound: the checksum agrees, or, of rows that were written straight into our memory,
+    the receiving rank has been notified.
+    """
 
     fetch_id: bytes
     segment: int
     seq: int
+    bank: int = HOST_BANK
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,16 @@ class FetchCall:
         self._row_format = row_format
         self._post = post
         self._orders: asyncio.Queue[Grant | Cancel] = asyncio.Queue()
+        # Grants as the encoder counts them; one that is given back comes once more, on the stream.
+        self._sent: dict[int, Grant] = {}
+        self._num_sent = 0
         self._call: Call | None = None
         self._failed = False
+
+    @property
+    def receiver(self) -> Receiver:
+        """The transport's landing half."""
+        return self._receiver
 
     @property
     def num_dropped_chunks(self) -> int:
@@ -80,6 +88,7 @@ class FetchCall:
         try:
             async for response in messages(call):
                 if response.HasField("quiesced"):
+                    await self._receiver.quiet(aborted=response.quiesced.aborted)
                     return True
                 await self._handle(response)
             return False
@@ -103,7 +112,9 @@ class FetchCall:
                     cancel = encoder_pb2.FetchCancel()
                     await call.write(encoder_pb2.FetchRequest(cancel=cancel))
                     continue
-                places = self._receiver.expect(order.segment, order.seq, order.destinations)
+                self._num_sent += 1
+                seq, self._sent[self._num_sent] = self._num_sent, order
+                places = self._receiver.expect(order.segment, seq, order.destinations)
                 grant = encoder_pb2.FetchGrant(
                     segment=order.segment, destinations=[place.to_proto() for place in places]
                 )
@@ -129,17 +140,36 @@ class FetchCall:
                 chunk = response.chunk
                 self._receiver.chunk(chunk.segment, chunk.offset, chunk.data)
             case "written":
-                written = response.written
-                if await self._receiver.landed(written.segment, written.seq, written.crc32):
-                    self._post(Landed(self.fetch_id, written.segment, written.seq))
-                else:
-                    self._fail(Cause.LOST, "rows arrived incomplete or damaged")
+                await self._written(response.written)
+            case "unwritten":
+                await self._again(response.unwritten)
             case "ready":
                 self._ready(response.ready)
             case "accepted":
+                self._receiver.accepted(response.accepted.memory_types)
                 self._post(Accepted(self.fetch_id))
             case "error":
                 self._error(response.error)
+
+    async def _written(self, written: encoder_pb2.FetchWritten) -> None:
+        grant = self._sent.get(written.seq)
+        bank = await self._receiver.landed(written.segment, written.seq, written.crc32)
+        if grant is None or bank is None:
+            self._fail(Cause.LOST, "rows arrived incomplete or damaged")
+            return
+        del self._sent[written.seq]
+        self._post(Landed(self.fetch_id, written.segment, grant.seq, bank))
+
+    async def _again(self, unwritten: encoder_pb2.FetchUnwritten) -> None:
+        grant = self._sent.get(unwritten.seq)
+        places = await self._receiver.unwritten(
+            unwritten.segment, unwritten.seq, aborted=unwritten.aborted
+        )
+        if grant is None or not places:
+            self._fail(Cause.LOST, "a grant that nobody gave could not be written")
+            return
+        del self._sent[unwritten.seq]
+        self._orders.put_nowait(grant)
 
     def _ready(self, ready: encoder_pb2.FetchReady) -> None:
         try:

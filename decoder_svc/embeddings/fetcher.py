@@ -16,7 +16,7 @@ import grpc
 from chiasm.errors import ChiasmError
 from chiasm.rows import RowFormat
 from chiasm.tls import PeerTls
-from chiasm.transport.base import OpenReceiver
+from chiasm.transport.base import OpenReceiver, Receiver
 from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
 from decoder_svc.embeddings.channels import ChannelPool
 from decoder_svc.embeddings.events import (
@@ -72,6 +72,7 @@ class Fetcher:
         self._cancel_s = cancel_s
         self._channels = ChannelPool(tls=tls)
         self._calls: dict[bytes, FetchCall] = {}
+        self._broken: dict[bytes, Receiver] = {}  # whose encoders may still be writing
         self._tasks: set[asyncio.Task[None]] = set()
 
     def execute(self, commands: Sequence[FetchCommand]) -> None:
@@ -79,7 +80,8 @@ class Fetcher:
         for command in commands:
             match command:
                 case Open():
-                    call = FetchCall(command, self._open_receiver(), self._row_format, self._post)
+                    receiver = self._open_receiver(command.fetch_id)
+                    call = FetchCall(command, receiver, self._row_format, self._post)
                     self._calls[command.fetch_id] = call
                     self._start(self._fetch(call, command.source.endpoint))
                 case Grant() | Cancel():
@@ -126,6 +128,8 @@ class Fetcher:
             # From here on nothing of this task writes into the slab.
             del self._calls[call.fetch_id]
             self._on_dropped(call.num_dropped_chunks)
+            if not quiesced and call.receiver.one_sided:
+                self._broken[call.fetch_id] = call.receiver
             call.over.set()
             self._post(Quiesced(call.fetch_id) if quiesced else Broken(call.fetch_id))
 
@@ -141,10 +145,11 @@ class Fetcher:
 
         On a stream the only writer is our own task, which has ended before Broken was posted: the
         pages are safe at once, and the encoder is asked once, to let go of the rows. An encoder
-        writing into our memory itself (RDMA) must answer, be another life of itself, or be dead.
+        writing into our memory itself (RDMA) must answer, be another life of itself, or be dead;
+        then what it may have left in the network is kept out.
         """
-        one_sided = self._open_receiver().one_sided
-        if not one_sided:
+        receiver = self._broken.pop(command.fetch_id, None)
+        if receiver is None:
             self._post(Fenced(command.fetch_id))
         pause, longest = _FENCE_RETRY_S
         refused_since: float | None = None
@@ -154,7 +159,7 @@ class Fetcher:
                 await self._ask_fence(command)
                 break
             except grpc.aio.AioRpcError as error:
-                if not one_sided:
+                if receiver is None:
                     return
                 refused = "refused" in (error.details() or "")
                 refused_since = (refused_since or time.monotonic()) if refused else None
@@ -163,7 +168,8 @@ class Fetcher:
                     break
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
-        if one_sided:
+        if receiver is not None:
+            await receiver.quiet(aborted=True)
             self._post(Fenced(command.fetch_id))
 
     async def _ask_fence(self, command: Fence) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import secrets
 from pathlib import Path
+
+from chiasm.transport.base import DRAM, Region
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "chiasm-slab-"
@@ -55,6 +58,12 @@ class Slab:
     def view(self) -> memoryview:
         """All bytes, shared. Release it before `close`."""
         return self._view
+
+    @property
+    def region(self) -> Region:
+        """Where the bytes lie in this process. It must not be used once this is closed."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        return Region(address, self.size, DRAM)
 
     def close(self) -> None:
         """Lets go of the memory; the creator also removes it. Idempotent."""

@@ -288,7 +288,6 @@ async def test_describe_and_load(model: Path) -> None:
     [
         ({"parallel": ParallelConfig(tp_size=3)}, "attention heads: 4 .* --tp-size 3"),
         ({"parallel": ParallelConfig(pp_size=5)}, "4 layers cannot fill 5"),
-        ({"transport": "nixl"}, "--transport nixl"),
         ({"dtype": "int8"}, "--dtype"),
         ({"max_model_len": 5000}, "--max-model-len"),
         ({"memory": MemoryConfig(kv_bytes=10)}, "no room for K and V"),

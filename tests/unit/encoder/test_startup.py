@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,12 @@ def test_a_tower_that_makes_nonsense_does_not_serve(checkpoint: Path) -> None:
         load_parts(EncoderConfig(model=str(checkpoint)))
 
 
-def test_nixl_is_not_promised() -> None:
-    with pytest.raises(ValueError, match="--transport nixl"):
+def test_nixl_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl_cu13._api", None)
+    monkeypatch.setitem(sys.modules, "nixl_cu12._api", None)
+    with pytest.raises(ValueError, match="--transport nixl: nixl cannot be used"):
         load_parts(EncoderConfig(model="demo", transport="nixl"))
+    assert load_parts(EncoderConfig(model="demo", transport="auto")).transfer is None
 
 
 async def test_a_taken_port_costs_no_loading() -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+import torch
 
 from chiasm.channel import connect, messages
 from chiasm.config import EncoderConfig
@@ -18,14 +19,18 @@ from chiasm.plan import Cause, MediaPlan, Modality, Part, Promise, Source, Span
 from chiasm.rows import RowFormat
 from chiasm.server import Server
 from chiasm.telemetry import EncoderMetrics
-from chiasm.transport import OpenReceiver, OpenSender
-from chiasm.transport.grpc import StreamReceiver, StreamSender
+from chiasm.transport import DRAM, OpenReceiver, Outbound, Receiver
+from chiasm.transport.agent import TransferAgent
+from chiasm.transport.grpc import StreamReceiver
+from chiasm.transport.landing import LocalLanding
+from chiasm.transport.nixl import NixlOutbound, NixlReceiver
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from decoder_svc.embeddings.events import Demand, FetchEvent, Notice
 from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.embeddings.slab import Slab
-from encoder_svc.messages import EncodeJob, EncodeStats, Sink
+from encoder_svc.arena import RowArena, TensorRows
+from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
 from encoder_svc.servicer import EncoderServicer
 
 FORMAT = RowFormat(16, 1, "float32")
@@ -35,6 +40,8 @@ PAGE_ROWS = 8
 
 class PatternBuffer:
     """Rows that name their digest and index."""
+
+    region = None
 
     def __init__(self, digest: bytes, rows: Span, row_bytes: int = ROW) -> None:
         self.num_rows = len(rows)
@@ -47,6 +54,42 @@ class PatternBuffer:
 
     def read(self, begin: int, end: int) -> memoryview:
         return memoryview(self._data)[begin * self._row : end * self._row]
+
+
+class Nixl:
+    """The NIXL ends of an encoder and of a decoder, in place of the stream alone."""
+
+    def __init__(self) -> None:
+        self.agents: list[TransferAgent] = []
+
+    def outbound(self, engine: PatternEngine) -> NixlOutbound:
+        """Rows of that engine go into registered memory."""
+        arena = RowArena(4 << 20, torch.device("cpu"))
+        make = engine.make_buffer
+
+        def kept(digest: bytes, rows: Span) -> TensorRows:
+            data = bytearray(make(digest, rows).read(0, len(rows)))
+            return arena.keep(torch.frombuffer(data, dtype=torch.uint8).view(len(rows), -1))
+
+        engine.make_buffer = kept
+        agent = TransferAgent((arena.region,))
+        self.agents.append(agent)
+        return NixlOutbound(agent, DRAM)
+
+    async def landing(self, slab: Slab) -> LocalLanding:
+        landing = LocalLanding(slab.region, bank=0)
+        await landing.open()
+        return landing
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
+
+
+class Sides:
+    """How rows travel in tests that do not say: set by a fixture."""
+
+    nixl: Nixl | None = None
 
 
 class ZeroBuffer(PatternBuffer):
@@ -66,7 +109,7 @@ class PatternEngine:
         self.delay_s = delay_s
         self.fail: Cause | None = None
         self.extra_rows = 0
-        self.make_buffer: Callable[[bytes, Span], PatternBuffer] = PatternBuffer
+        self.make_buffer: Callable[[bytes, Span], RowBuffer] = PatternBuffer
         self.submitted: list[EncodeJob] = []
         self.cancelled: list[bytes] = []
         self._sink: Sink | None = None
@@ -155,11 +198,12 @@ async def encoder(
     engine: PatternEngine | None = None,
     *,
     port: int = 0,
-    open_sender: OpenSender = StreamSender,
-    memory_types: frozenset[str] = frozenset({"stream"}),
+    outbound: Outbound | None = None,
     **limits: object,
 ) -> AsyncIterator[Encoder]:
     engine = engine or PatternEngine()
+    if outbound is None and Sides.nixl is not None:
+        outbound = Sides.nixl.outbound(engine)
     epoch = secrets.randbits(60) | 1
     settings: dict[str, object] = {"fetch_grace_s": 0.3, **limits}
     servicer = EncoderServicer(
@@ -167,8 +211,7 @@ async def encoder(
         config=EncoderConfig(model="demo", **settings),  # type: ignore[arg-type]
         description=common_pb2.Description(epoch=epoch, rows=FORMAT.to_proto(), role="encoder"),
         metrics=EncoderMetrics(),
-        open_sender=open_sender,
-        memory_types=memory_types,
+        outbound=outbound,
     )
     engine.start(servicer.store)
     async with serving(servicer, port=port) as server, connect(server.address) as channel:
@@ -197,7 +240,8 @@ class Decoder:
         self.dropped: list[int] = []
         self.notices: list[Notice] = []
         self.news = asyncio.Event()
-        make = open_receiver or (lambda slab: lambda: StreamReceiver(slab.write))
+        self.landing: LocalLanding | None = None
+        make = open_receiver or (lambda slab: self._receiver)
         self.fetcher = Fetcher(
             row_format=row_format,
             open_receiver=make(self.slab),
@@ -206,6 +250,12 @@ class Decoder:
             gone_s=0.3,
         )
         self.demands: list[Demand] = []
+
+    def _receiver(self, fetch_id: bytes) -> Receiver:
+        stream = StreamReceiver(self.slab.write)
+        if self.landing is None:
+            return stream
+        return NixlReceiver(fetch_id, (self.landing,), stream)
 
     def _post(self, event: FetchEvent) -> None:
         self.events.append(event)
@@ -266,12 +316,16 @@ class Decoder:
 
     async def close(self) -> None:
         await self.fetcher.close()
+        if self.landing is not None:
+            await self.landing.close()
         self.slab.close()
 
 
 @asynccontextmanager
 async def decoder(**kwargs: object) -> AsyncIterator[Decoder]:
     it = Decoder(**kwargs)  # type: ignore[arg-type]
+    if Sides.nixl is not None and "open_receiver" not in kwargs:
+        it.landing = await Sides.nixl.landing(it.slab)
     try:
         yield it
     finally:

@@ -24,6 +24,8 @@ from tests.unit.transfer.loopback import (
     media_plan,
 )
 
+pytestmark = pytest.mark.usefixtures("either")
+
 
 async def test_an_encoder_that_dies_in_mid_transfer_is_replaced() -> None:
     async with decoder() as d:

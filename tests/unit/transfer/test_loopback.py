@@ -23,6 +23,8 @@ from tests.unit.transfer.loopback import (
     media_plan,
 )
 
+pytestmark = pytest.mark.usefixtures("either")
+
 
 async def test_rows_arrive_bit_equal_and_everything_comes_back() -> None:
     async with encoder() as e, decoder() as d:

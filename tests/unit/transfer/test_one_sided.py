@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from chiasm.plan import Span
-from chiasm.transport.local import DRAM, LocalMemory, LocalReceiver
+from chiasm.transport.local import LocalMemory, LocalReceiver
 from decoder_svc.embeddings.events import Broken, Fenced
 from tests.unit.transfer.loopback import (
     PAGE_ROWS,
@@ -23,10 +23,9 @@ async def test_rows_may_be_written_straight_into_memory() -> None:
 
     def open_receiver(slab):
         name = memory.register(slab.view())
-        return lambda: LocalReceiver(name)
+        return lambda _: LocalReceiver(name)
 
-    sides = {"open_sender": memory.open_sender, "memory_types": frozenset({DRAM})}
-    async with encoder(**sides) as e, decoder(open_receiver=open_receiver) as d:
+    async with encoder(outbound=memory) as e, decoder(open_receiver=open_receiver) as d:
         plan = media_plan("a")
         encode_id, _ = await e.encode(plan)
         d.want("r", plan, [e.source(encode_id)], until=PAGE_ROWS)
@@ -59,19 +58,28 @@ class PostedSender:
         return task.result()
 
 
+class PostedOutbound:
+    """Makes them."""
+
+    def __init__(self, inner: LocalMemory, gate: asyncio.Event) -> None:
+        self._inner = inner
+        self._gate = gate
+        self.reach = inner.reach
+
+    def open(self, send, fetch_id, peers) -> PostedSender:
+        return PostedSender(self._inner.open(send, fetch_id, peers), self._gate)
+
+
 async def test_a_broken_one_sided_fetch_is_fenced_before_its_pages_are_free() -> None:
     memory = LocalMemory()
     gate = asyncio.Event()
 
     def open_receiver(slab):
         name = memory.register(slab.view())
-        return lambda: LocalReceiver(name)
+        return lambda _: LocalReceiver(name)
 
-    def open_sender(send, peers):
-        return PostedSender(memory.open_sender(send, peers), gate)
-
-    sides = {"open_sender": open_sender, "memory_types": frozenset({DRAM})}
-    async with encoder(**sides) as e, decoder(open_receiver=open_receiver) as d:
+    outbound = PostedOutbound(memory, gate)
+    async with encoder(outbound=outbound) as e, decoder(open_receiver=open_receiver) as d:
         plan = media_plan("a")
         encode_id, _call = await e.encode(plan)
         d.want("r", plan, [e.source(encode_id)])
@@ -98,14 +106,11 @@ async def test_a_one_sided_writer_that_died_is_given_up_after_a_while() -> None:
 
     def open_receiver(slab):
         name = memory.register(slab.view())
-        return lambda: LocalReceiver(name)
+        return lambda _: LocalReceiver(name)
 
-    def open_sender(send, peers):
-        return PostedSender(memory.open_sender(send, peers), gate)
-
-    sides = {"open_sender": open_sender, "memory_types": frozenset({DRAM})}
+    outbound = PostedOutbound(memory, gate)
     async with decoder(open_receiver=open_receiver) as d:
-        async with encoder(**sides) as e:
+        async with encoder(outbound=outbound) as e:
             plan = media_plan("a")
             encode_id, _call = await e.encode(plan)
             d.want("r", plan, [e.source(encode_id)])
