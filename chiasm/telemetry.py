@@ -73,6 +73,29 @@ class GatewayMetrics:
         )
 
 
+class TransferMetrics:
+    """Rows on their way out of an encoder."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "chiasm_encoder_transfer_seconds",
+            "Grant to Written, one segment",
+            buckets=_LATENCY,
+            registry=registry,
+        )
+        self.nbytes = Counter(
+            "chiasm_encoder_transfer_bytes",
+            "Bytes of rows sent, by the memory written: DRAM or VRAM (nixl), or stream (grpc)",
+            ("memory",),
+            registry=registry,
+        )
+        self.unwritten = Counter(
+            "chiasm_encoder_unwritten_grants",
+            "Grants of a decoder's memory that nixl could not write; they travelled over grpc",
+            registry=registry,
+        )
+
+
 class EncoderMetrics:
     """The encoder's own signals; `pending_patches` is what it is scaled on."""
 
@@ -102,26 +125,7 @@ class EncoderMetrics:
             buckets=_LATENCY,
             registry=self.registry,
         )
-        self.transfer = Histogram(
-            "chiasm_encoder_transfer_seconds",
-            "Grant to Written, one segment",
-            buckets=_LATENCY,
-            registry=self.registry,
-        )
-        self.transfer_bytes = Counter(
-            "chiasm_encoder_transfer_bytes", "Bytes of rows sent", registry=self.registry
-        )
-        self.transfer_bytes_by = Counter(
-            "chiasm_encoder_transfer_bytes_by_memory",
-            "Bytes of rows sent, by where they were written: stream (grpc), DRAM or VRAM (nixl)",
-            ("memory",),
-            registry=self.registry,
-        )
-        self.unwritten = Counter(
-            "chiasm_encoder_unwritten_grants",
-            "Grants of a decoder's memory that nixl could not write; they travelled over grpc",
-            registry=self.registry,
-        )
+        self.transfers = TransferMetrics(self.registry)
         self.pending_patches = Gauge(
             "chiasm_encoder_pending_patches", "Patches waiting or running", registry=self.registry
         )

@@ -135,7 +135,7 @@ async def _run(
     thread.start()
     grammars.start()
     await server.start((SERVICE_NAME,))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
+    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, wire.tls)
     await server.ready(True)
     print(f"chiasm-ready role=decoder address={server.address}", flush=True)
     try:

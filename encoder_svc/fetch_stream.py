@@ -134,13 +134,12 @@ class FetchStream:
                 self._note(failure, write)
                 self._session.write_failed(aborted=failure.aborted)
         if crc32 is not None:
-            self._metrics.transfer.observe(time.perf_counter() - began)
+            self._metrics.transfers.seconds.observe(time.perf_counter() - began)
             nbytes = sum(d.length for d in write.destinations)
-            self._metrics.transfer_bytes.inc(nbytes)
-            self._metrics.transfer_bytes_by.labels(write.destinations[0].memory_type).inc(nbytes)
+            self._metrics.transfers.nbytes.labels(write.destinations[0].memory_type).inc(nbytes)
 
     def _note(self, failure: WriteFailed, write: Write) -> None:
-        self._metrics.unwritten.inc()
+        self._metrics.transfers.unwritten.inc()
         logger.warning(
             "fetch %s: a write to %s failed (%s): what is left goes over grpc",
             self._session.opening.fetch_id.hex()[:8],
