@@ -38,6 +38,11 @@ class GatewayMetrics:
         self.inflight = Gauge(
             "chiasm_num_requests_running", "Requests inside the gateway", registry=self.registry
         )
+        self.queued = Gauge(
+            "chiasm_num_requests_waiting",
+            "Requests that wait for a slot or for a service that is full",
+            registry=self.registry,
+        )
         self.prompt_tokens = Counter(
             "chiasm_prompt_tokens", "Prompt tokens, media included", registry=self.registry
         )

@@ -26,6 +26,7 @@ from chiasm.server import Server, until_signal
 from chiasm.telemetry import GatewayMetrics
 from chiasm.tls import peer_tls
 from chiasm.v1 import gateway_pb2_grpc
+from gateway.admission import Admission
 from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.face import Face
@@ -38,6 +39,7 @@ from gateway.media import Intake
 from gateway.pipeline import Pipeline
 from gateway.planning import planner_for
 from gateway.prompt import PromptBuilder
+from gateway.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     tls = peer_tls(config.server.tls)
     fleet = Fleet(discovery_for(config), expected, tls)
     intake = Intake(config.media)
+    tenants = Tenants(keys.limits_of)
     pipeline = Pipeline(
         config,
         fleet=fleet,
@@ -147,12 +150,13 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         planner=planner,
         prompts=prompts,
         processor=processor,
-        metrics=metrics,
+        admission=Admission(config, metrics=metrics, tenants=tenants),
     )
     face = Face(
         pipeline=pipeline,
         prompts=prompts,
         keys=keys,
+        tenants=tenants,
         metrics=metrics,
         max_body_bytes=config.admission.max_body_bytes,
         bodies=ByteBudget(config.media.max_bytes_in_flight),

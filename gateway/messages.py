@@ -117,6 +117,8 @@ class Envelope:
     model: str
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    tenant: bytes = b""
+    """Who asks; empty = no keys are asked for."""
     tenant_salt: bytes = b""
     """Separates tenants in every cache and digest."""
     priority: int = 0

@@ -35,6 +35,8 @@ class Order:
     token_ids: tuple[int, ...]
     items: tuple[Item, ...]
     sampling: decoder_pb2.SamplingParams
+    decode_bytes: int = 0
+    """Memory that decoding its media takes, reckoned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ from contextlib import aclosing
 from pathlib import Path
 
 from chiasm.config import GatewayConfig
-from chiasm.errors import InvalidRequest, ModelNotFound, TooLarge, Unavailable
-from chiasm.telemetry import GatewayMetrics
+from chiasm.errors import InvalidRequest, ModelNotFound, ResourceExhausted, TooLarge, Unavailable
 from gateway.admission import Admission
 from gateway.choices import Choices
 from gateway.detokenizer import Detokenizer
 from gateway.discovery import Fleet
 from gateway.media import Intake, Medium
-from gateway.messages import ChatJob, Event, Job, MediaPart, RawJob, Readiness, ServedModel
+from gateway.messages import ChatJob, Delta, Event, Job, MediaPart, RawJob, Readiness, ServedModel
 from gateway.order import Item, Order, context_of, sampling_of
 from gateway.patience import PATIENCE_S, soon
 from gateway.planning import Keys, Layout, Planner, seal
@@ -42,7 +41,7 @@ class Pipeline:
         planner: The model family's.
         prompts: Chat template and tokenizer.
         processor: The processor digest that goes into every media digest.
-        metrics: The gateway's.
+        admission: How much is taken in.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Pipeline:
         planner: Planner,
         prompts: PromptBuilder,
         processor: bytes,
-        metrics: GatewayMetrics,
+        admission: Admission,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -62,20 +61,16 @@ class Pipeline:
         self._planner = planner
         self._prompts = prompts
         self._processor = processor
-        self._relay = Relay(fleet, metrics, hedge_after_s=config.routing.hedge_after_s)
+        self._relay = Relay(fleet, admission.metrics, hedge_after_s=config.routing.hedge_after_s)
         self._names = config.served_model_name or (_name(config.model),)
         self._created = int(time.time())
-        self.admission = Admission(
-            max_inflight=config.admission.max_inflight,
-            max_media_bytes=config.media.max_bytes_in_flight,
-            metrics=metrics,
-        )
+        self.admission = admission
 
     async def run(self, job: Job) -> AsyncGenerator[Event, None]:
         """Everything that happens to a request, in order."""
         timeline = Timeline(self._timeout_s(job))
         parts = self._check(job)
-        with self.admission.enter(media=bool(parts)) as ticket:
+        async with self.admission.ticket(job.tenant, timeline, media=bool(parts)) as ticket:
             async with timeline.enforced():
                 with timeline.span("fetch"):
                     data = await self._intake.fetch(parts, ticket.reserve)
@@ -85,15 +80,37 @@ class Pipeline:
                     prompt = await self._prompt(job, layouts)
                 decoder = await self._decoder(job, prompt, media)
                 order = await self._order(job, prompt, decoder, media, layouts)
-            flown = self._relay.fly(
-                order,
-                decoder=decoder,
-                choices=lambda: self._choices(job),
-                timeline=timeline,
-            )
-            async with aclosing(flown) as events:
-                async for event in events:
-                    yield event
+            made = 0  # tokens
+            answered = False
+            while not answered:
+                async with timeline.enforced():
+                    await ticket.decode(order.decode_bytes, encoders=self._fleet.num_encoders)
+                flown = self._relay.fly(
+                    order,
+                    decoder=decoder,
+                    choices=lambda: self._choices(job),
+                    timeline=timeline,
+                )
+                try:
+                    async with aclosing(flown) as events:
+                        async for event in events:
+                            answered = True
+                            ticket.decoded()  # every item is, before the first event
+                            made += len(event.token_ids) if isinstance(event, Delta) else 0
+                            yield event
+                except ResourceExhausted as full:
+                    if answered:
+                        raise
+                    async with timeline.enforced():
+                        await ticket.again(full)
+                    decoder = self._as_good_as(decoder, order)
+                finally:
+                    self.admission.tenants.spend(job.tenant, made)
+
+    def _as_good_as(self, decoder: Endpoint, order: Order) -> Endpoint:
+        """The idlest of those that could take the request as well."""
+        size = len(order.token_ids)
+        return self._fleet.decoders.pick(b"", tokens=size, like=decoder) or decoder
 
     def models(self) -> list[ServedModel]:
         """Every name a request may use."""
@@ -181,6 +198,7 @@ class Pipeline:
         """Refuses what does not fit the context, before any encoder is called; seals the plans."""
         room = decoder.max_model_len - len(prompt.token_ids)
         param = "messages" if isinstance(job, ChatJob) else "prompt"
+        self.admission.tenants.spend_prompt(job.tenant, len(prompt.token_ids))
         if not prompt.token_ids:
             raise InvalidRequest("the prompt is empty", param=param)
         if room < 1:
@@ -210,6 +228,7 @@ class Pipeline:
             context=context_of(job),
             token_ids=prompt.token_ids,
             items=items,
+            decode_bytes=sum(medium.header.decode_bytes for medium in media),
             sampling=sampling_of(job.sampling, room=room),
         )
 

@@ -27,8 +27,11 @@ class MediaConfig:
     """Bytes of one picture's file."""
     max_video_bytes: int = 268435456
     """Bytes of one clip's file."""
-    max_image_pixels: int = 134217728
-    """Pixels of one picture as stored."""
+    max_image_pixels: int = 67108864
+    """Pixels of one picture, or of one frame of a clip, as stored."""
+    max_decode_bytes: int = 1073741824
+    """Memory one picture may take to decode, reckoned from its header; also all that are being
+    decoded at once, times the number of encoders. More wait."""
     max_request_pixels: int = 268435456
     """Pixels of one request after resizing, all its pictures and frames together."""
     max_items: int = 32
@@ -44,7 +47,11 @@ class AdmissionConfig:
     """How much the gateway takes in."""
 
     max_inflight: int = 1024
-    """Requests inside; more are refused with 429."""
+    """Requests inside, of them three quarters with media at most; more wait their turn."""
+    max_queued: int = 1024
+    """Requests that wait for their turn, or for a service that is full; more get 429."""
+    queue_timeout_s: float = 30.0
+    """Seconds a request waits before it gets 429."""
     max_body_bytes: int = 536870912
     """Bytes of one request body."""
     request_timeout_s: float = 600.0

@@ -34,7 +34,7 @@ def caller_of(request: Request) -> Caller:
     """Who asks. The job's id begins with the request's, and is unique even if that is not."""
     return Caller(
         request_id=f"{request.state.request_id}-{secrets.token_hex(4)}",
-        tenant_salt=request.state.tenant,
+        tenant=request.state.tenant,
         traceparent=request.headers.get("traceparent", ""),
         tracestate=request.headers.get("tracestate", ""),
     )

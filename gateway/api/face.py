@@ -11,6 +11,7 @@ from gateway.api.budget import ByteBudget
 from gateway.api.keys import ApiKeys
 from gateway.messages import Event, Job, Readiness, ServedModel
 from gateway.prompt import PromptBuilder
+from gateway.tenants import Tenants
 
 
 class Pipeline(Protocol):
@@ -36,6 +37,8 @@ class Face:
     pipeline: Pipeline
     prompts: PromptBuilder
     keys: ApiKeys
+    tenants: Tenants
+    """What each key may use."""
     metrics: GatewayMetrics
     max_body_bytes: int
     bodies: ByteBudget

@@ -80,7 +80,7 @@ class Front:
         if path in WATCHING_PATHS:
             await self._app(scope, receive, send)
             return
-        with self._gate.enter():
+        with self._gate.enter(), self._face.tenants.enter(scope["state"]["tenant"]):
             await self._app(scope, receive, send)
 
 

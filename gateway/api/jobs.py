@@ -61,7 +61,7 @@ class Caller:
     """What a face knows of a request beside its body."""
 
     request_id: str
-    tenant_salt: bytes = b""
+    tenant: bytes = b""
     traceparent: str = ""
     tracestate: str = ""
 
@@ -92,7 +92,8 @@ def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         stop=stop_strings(body),
-        tenant_salt=salted(caller.tenant_salt, body.cache_salt),
+        tenant=caller.tenant,
+        tenant_salt=salted(caller.tenant, body.cache_salt),
         priority=body.priority or 0,
         traceparent=caller.traceparent,
         tracestate=caller.tracestate,
@@ -124,7 +125,8 @@ def raw_jobs(body: CompletionBody, caller: Caller, *, vocab_size: int) -> tuple[
             prompt=prompt,
             sampling=sampling,
             stop=stop_strings(body),
-            tenant_salt=salted(caller.tenant_salt, body.cache_salt),
+            tenant=caller.tenant,
+            tenant_salt=salted(caller.tenant, body.cache_salt),
             priority=body.priority or 0,
             traceparent=caller.traceparent,
             tracestate=caller.tracestate,

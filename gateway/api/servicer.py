@@ -61,10 +61,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         metadata = context.invocation_metadata() or ()
         request_id = request_id_of(_first(metadata, "x-request-id"))
         await context.send_initial_metadata((("x-request-id", request_id),))
-        with self._counted(request_id), self._gate.enter():
+        tenant = self._face.keys.tenant(_values(metadata, "authorization"))
+        with self._counted(request_id), self._gate.enter(), self._face.tenants.enter(tenant):
             caller = Caller(
                 request_id=f"{request_id}-{secrets.token_hex(4)}",
-                tenant_salt=self._face.keys.tenant(_values(metadata, "authorization")),
+                tenant=tenant,
                 traceparent=_first(metadata, "traceparent"),
                 tracestate=_first(metadata, "tracestate"),
             )

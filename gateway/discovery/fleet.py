@@ -76,6 +76,11 @@ class Fleet:
         self._retired: set[asyncio.Task[None]] = set()
         self._closing = False
 
+    @property
+    def num_encoders(self) -> int:
+        """Encoder workers that may be used."""
+        return len(self.encoders.endpoints)
+
     def start(self) -> None:
         """Begins to look for peers; returns at once."""
         self._watcher = asyncio.create_task(self._watch(), name="discovery")

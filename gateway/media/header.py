@@ -6,6 +6,7 @@ Runs in worker threads: every function is synchronous and CPU-bound.
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from chiasm.errors import InvalidMedia, TooLarge
 from chiasm.formats import IMAGE_FORMATS, PILLOW_ERRORS
 from chiasm.plan import Modality
 from gateway.media.bombs import refuse_bombs
+from gateway.media.decode_cost import clip_bytes, picture_bytes
 from gateway.media.sniff import sniff
 from gateway.media.video import read_video
 
@@ -34,6 +36,8 @@ class MediaHeader:
     frame_times_s: tuple[float, ...] = ()
     """Of every frame of a clip, in display order, from 0; empty for pictures."""
     duration_s: float = 0.0
+    decode_bytes: int = 0
+    """Memory that decoding it takes, reckoned."""
 
     @property
     def num_frames(self) -> int:
@@ -41,37 +45,56 @@ class MediaHeader:
         return len(self.frame_times_s)
 
 
-def read_header(data: bytes, modality: Modality, *, max_pixels: int, param: str) -> MediaHeader:
+def read_header(
+    data: bytes,
+    modality: Modality,
+    *,
+    max_pixels: int,
+    max_decode_bytes: int = sys.maxsize,
+    param: str,
+) -> MediaHeader:
     """Reads what planning needs.
 
     Raises:
         InvalidMedia: Not an accepted format, a bomb, or a header that cannot be read.
-        TooLarge: More than `max_pixels` in one picture or frame.
+        TooLarge: More than `max_pixels` in one picture or frame, or more than `max_decode_bytes`
+            of memory to decode it.
     """
     media_type = sniff(data, modality, param=param)
     refuse_bombs(data, media_type, param=param)
     if modality is Modality.IMAGE:
-        height, width = _image_size(data, media_type, param)
-        header = MediaHeader(modality, media_type, height, width)
+        header = _read_image(data, media_type, param)
     else:
         clip = read_video(data, media_type, max_pixels=max_pixels, param=param)
         header = MediaHeader(
-            modality, media_type, clip.height, clip.width, clip.frame_times_s, clip.duration_s
+            modality,
+            media_type,
+            clip.height,
+            clip.width,
+            clip.frame_times_s,
+            clip.duration_s,
+            clip_bytes(pixels=clip.height * clip.width),
         )
+    size = f"{header.width}x{header.height}"
     if header.height * header.width > max_pixels:
+        raise TooLarge(f"{size} is more than {max_pixels} pixels", param=param)
+    if header.decode_bytes > max_decode_bytes:
         raise TooLarge(
-            f"{header.width}x{header.height} is more than {max_pixels} pixels", param=param
+            f"{size} pixels of this kind of {media_type} take {header.decode_bytes} bytes to "
+            f"decode; at most {max_decode_bytes}",
+            param=param,
         )
     return header
 
 
-def _image_size(data: bytes, media_type: str, param: str) -> tuple[int, int]:
-    """Height and width as displayed, of the first frame. Our own limit replaces Pillow's."""
+def _read_image(data: bytes, media_type: str, param: str) -> MediaHeader:
+    """Size as displayed, of the first frame. Our own limit replaces Pillow's."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own pixel limit warns; ours refuses
             with Image.open(io.BytesIO(data), formats=(IMAGE_FORMATS[media_type],)) as image:
                 width, height = image.size
+                cost = picture_bytes(media_type, image.mode, pixels=width * height)
                 turned = media_type != "image/tiff" and _orientation(image, data) in _TURNED
     except Image.DecompressionBombError:
         raise TooLarge("the picture has too many pixels", param=param) from None
@@ -79,7 +102,9 @@ def _image_size(data: bytes, media_type: str, param: str) -> tuple[int, int]:
         raise InvalidMedia(f"the {media_type} header cannot be read", param=param) from None
     if width < 1 or height < 1:
         raise InvalidMedia("the picture has no pixels", param=param)
-    return (width, height) if turned else (height, width)
+    if turned:
+        width, height = height, width
+    return MediaHeader(Modality.IMAGE, media_type, height, width, decode_bytes=cost)
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:

@@ -90,7 +90,11 @@ class Intake:
 
     def _read(self, part: MediaPart, data: bytes) -> Medium:
         header = read_header(
-            data, part.modality, max_pixels=self._config.max_image_pixels, param=part.param
+            data,
+            part.modality,
+            max_pixels=self._config.max_image_pixels,
+            max_decode_bytes=self._config.max_decode_bytes,
+            param=part.param,
         )
         return Medium(part, data, hashlib.sha256(data).digest(), header)
 

@@ -23,6 +23,7 @@ from chiasm.plan import Modality
 from chiasm.server import Server
 from chiasm.telemetry import GatewayMetrics
 from chiasm.v1 import common_pb2
+from gateway.admission import Admission
 from gateway.discovery import Fleet, StaticDiscovery
 from gateway.media import Intake
 from gateway.messages import ChatJob, Event, MediaPart, Message, Role, Sampling, TextPart
@@ -150,7 +151,7 @@ class RigMaker:
             planner=planner_for(MODEL_DIR),
             prompts=self._prompts,
             processor=EXPECTED.processor,
-            metrics=metrics,
+            admission=Admission(config, metrics=metrics),
         )
         rig = Rig(pipeline, fleet, list(es), list(ds), servers, metrics)
         async with asyncio.timeout(5):

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from chiasm.config.gateway import AdmissionConfig
 from chiasm.errors import (
     EmbeddingLost,
     InvalidMedia,
@@ -16,6 +17,7 @@ from chiasm.errors import (
 )
 from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
 from chiasm.plan import Cause, Modality, Promise, Span
+from chiasm.v1 import decoder_pb2
 from gateway.messages import (
     ChoiceDone,
     Delta,
@@ -133,12 +135,35 @@ async def test_a_dying_encoder_is_replaced_unasked(make_rig: RigMaker) -> None:
 
 async def test_a_full_encoder_passes_to_the_next_and_all_full_is_429(make_rig: RigMaker) -> None:
     encoders = [FakeEncoder(faults=EncoderFaults(exhausted=True)) for _ in range(2)]
-    decoder = FakeDecoder(Script(land_s=1.0))
-    rig = await make_rig(encoders=encoders, decoders=[decoder])
+    decoder = FakeDecoder(Script(land_s=30.0))
+    impatient = AdmissionConfig(queue_timeout_s=0.0)
+    rig = await make_rig(encoders=encoders, decoders=[decoder], admission=impatient)
     with pytest.raises(ResourceExhausted) as failure:
         await collect(rig.pipeline, chat(picture(png())))
     assert failure.value.retry_after_s
     assert [len(e.encodes) for e in encoders] == [1, 1]
+
+
+async def test_a_service_that_was_full_is_asked_again_before_anything_is_refused(
+    make_rig: RigMaker,
+) -> None:
+    encoder = FakeEncoder(faults=EncoderFaults(exhausted=True))
+    decoder = FakeDecoder(Script(land_when=lambda promise: encoder.made(source_of(promise))))
+    rig = await make_rig(encoders=[encoder], decoders=[decoder])
+    running = asyncio.create_task(collect(rig.pipeline, chat(picture(png()))))
+    while len(encoder.encodes) < 3:
+        await asyncio.sleep(0.01)
+    assert not running.done()
+    assert rig.pipeline.admission.queued <= 1
+    encoder.faults.exhausted = False
+    assert isinstance((await running)[-1], JobDone)
+    rig.pipeline.admission.check()
+    assert rig.pipeline.admission.inflight == 0
+    await rig.settle()
+
+
+def source_of(promise: decoder_pb2.Promise) -> bytes:
+    return promise.parts[0].source.encode_id
 
 
 async def test_a_decoder_that_fails_before_the_first_token_is_replaced(
@@ -206,6 +231,7 @@ async def test_a_full_decoder_passes_to_the_next(make_rig: RigMaker) -> None:
         events = await collect(rig.pipeline, chat(f"{index}"))
         assert isinstance(events[-1], JobDone)
     free.script.refuse = ResourceExhausted("full")
+    rig.pipeline.admission.queue_timeout_s = 0.0
     with pytest.raises(ResourceExhausted):
         await collect(rig.pipeline, chat("x"))
 

@@ -161,7 +161,7 @@ async def test_admission(make_rig: RigMaker) -> None:
     rig = await make_rig(
         encoders=[encoder],
         decoders=[FakeDecoder(script)],
-        admission=AdmissionConfig(max_inflight=4),
+        admission=AdmissionConfig(max_inflight=4, queue_timeout_s=0.2),
     )
     running = [
         asyncio.create_task(collect(rig.pipeline, chat(picture(png(), i)))) for i in range(3)

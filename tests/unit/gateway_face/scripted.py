@@ -30,6 +30,7 @@ from gateway.messages import (
     Usage,
 )
 from gateway.prompt import PromptBuilder
+from gateway.tenants import Tenants
 
 PROMPTS = PromptBuilder(resolve_model("demo"))
 CHAT = "/v1/chat/completions"
@@ -103,10 +104,12 @@ class ScriptedPipeline:
 def make_face(
     pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20
 ) -> Face:
+    keys = keys or ApiKeys()
     return Face(
         pipeline=pipeline,
         prompts=PROMPTS,
-        keys=keys or ApiKeys(),
+        keys=keys,
+        tenants=Tenants(keys.limits_of),
         metrics=GatewayMetrics(),
         max_body_bytes=max_body,
         bodies=ByteBudget(2 << 30),

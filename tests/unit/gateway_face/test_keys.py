@@ -130,3 +130,65 @@ def test_the_file(tmp_path: Path) -> None:
         assert KEY not in str(caught.value)
     with pytest.raises(ValueError, match="cannot be read"):
         ApiKeys.from_file(str(tmp_path / "none"))
+
+
+async def test_limits_of_a_key_are_refused_with_429_and_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    digests = [hashlib.sha256(key.encode()).hexdigest() for key in (KEY, OTHER)]
+    path.write_text(f"* requests_per_s=1\n{digests[0]}\n{digests[1]} inflight=0\n")
+    keys = ApiKeys.from_file(str(path))
+    async with client_of(make_face(ScriptedPipeline(), keys=keys)) as client:
+        first, second = [
+            await client.post("/v1/chat/completions", json=chat(), headers=BEARER) for _ in "12"
+        ]
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert second.headers["retry-after"] == "1"
+        assert second.json()["error"]["code"] == "resource_exhausted"
+        assert (await client.get("/metrics", headers=BEARER)).status_code == 200
+        other = {"authorization": f"Bearer {OTHER}"}  # has limits of its own: none
+        for _ in range(3):
+            answer = await client.post("/v1/chat/completions", json=chat(), headers=other)
+            assert answer.status_code == 200
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_lets_nobody_else_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    path = tmp_path / "keys"
+    mine, other = (hashlib.sha256(key.encode()).hexdigest() for key in (KEY, OTHER))
+    path.write_text(mine)
+    keys = ApiKeys.from_file(str(path), clock=lambda: now)
+    assert keys.tenant([f"Bearer {KEY}"])
+    path.write_text(f"{other} inflight=3")
+    now += 2
+    tenant = keys.tenant([f"Bearer {OTHER}"])
+    assert keys.limits_of(tenant).inflight == 3
+    with pytest.raises(Unauthenticated):  # taken out of the file: shut out
+        keys.tenant([f"Bearer {KEY}"])
+    for broken in ("", "nonsense", f"{mine} inflight=x", "# none"):
+        path.write_text(broken)
+        now += 2
+        with pytest.raises(Unauthenticated):
+            keys.tenant([f"Bearer {KEY}"])
+        assert keys.tenant([f"Bearer {OTHER}"]) == tenant
+    path.unlink()
+    now += 2
+    with pytest.raises(Unauthenticated):
+        keys.tenant([])
+    assert keys.tenant([f"Bearer {OTHER}"]) == tenant
+    assert "the keys are those of before" in caplog.text
+    # As Kubernetes exchanges a mounted secret: by a symbolic link.
+    (tmp_path / "new").write_text(mine)
+    path.symlink_to(tmp_path / "new")
+    now += 2
+    assert keys.tenant([f"Bearer {KEY}"])
+
+
+def test_what_limits_cannot_be_is_said_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    for words, message in (("tokens=1", "line 1: tokens"), ("inflight=many", "not a number")):
+        path.write_text(f"{digest} {words}\n")
+        with pytest.raises(ValueError, match=message):
+            ApiKeys.from_file(str(path))

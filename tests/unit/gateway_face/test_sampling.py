@@ -17,7 +17,7 @@ from gateway.messages import ChatJob, MediaOptions, Sampling
 from gateway.order import context_of
 from tests.unit.gateway_face.scripted import chat
 
-CALLER = Caller(request_id="r", tenant_salt=b"tenant")
+CALLER = Caller(request_id="r", tenant=b"tenant")
 VOCAB = 400
 
 
