@@ -35,14 +35,6 @@ class GatewayMetrics:
             buckets=_LATENCY,
             registry=self.registry,
         )
-        self.inflight = Gauge(
-            "chiasm_num_requests_running", "Requests inside the gateway", registry=self.registry
-        )
-        self.queued = Gauge(
-            "chiasm_num_requests_waiting",
-            "Requests that wait for a slot or for a service that is full",
-            registry=self.registry,
-        )
         self.prompt_tokens = Counter(
             "chiasm_prompt_tokens", "Prompt tokens, media included", registry=self.registry
         )
@@ -68,6 +60,17 @@ class GatewayMetrics:
             "chiasm_encode_hedges",
             "Slow encodes sent to a second encoder, and how many it won",
             ("event",),  # sent | won
+            registry=self.registry,
+        )
+        self._declare_gauges()
+
+    def _declare_gauges(self) -> None:
+        self.inflight = Gauge(
+            "chiasm_num_requests_running", "Requests inside the gateway", registry=self.registry
+        )
+        self.queued = Gauge(
+            "chiasm_num_requests_waiting",
+            "Requests that wait for a slot or for a service that is full",
             registry=self.registry,
         )
         self.tasks = Gauge(
