@@ -200,9 +200,7 @@ class DecoderMetrics:
             registry=self.registry,
         )
         self.agent_renewals = Counter(
-            "chiasm_transfer_agent_renewals",
-            "Times a transfer agent was replaced because a writer was lost in mid-transfer",
-            registry=self.registry,
+            "chiasm_transfer_agent_renewals", "Writers lost in mid-write", registry=self.registry
         )
         self.stale_attempts = Counter(
             "chiasm_stale_attempts",
