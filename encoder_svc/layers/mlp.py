@@ -41,12 +41,24 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns `down_proj`'s dtype. After `finish`."""
-        joined = F.linear(x, self.gate_up_proj.weight)
-        product = silu_and_mul(
-            joined, bias=self.gate_up_proj.bias, dtype=self.down_proj.weight.dtype
-        )
-        out: Tensor = self.down_proj(product)
+        out: Tensor = self.down_proj(self._inner(x))
         return out
+
+    def _inner(self, x: Tensor) -> Tensor:
+        weight, bias = self.gate_up_proj.weight, self.gate_up_proj.bias
+        wide = self.down_proj.weight.dtype
+        if _has_tiles(x) and wide is x.dtype:
+            from encoder_svc.layers.gated_triton import LEAST_ROWS, gated_linear
+
+            if len(x) >= LEAST_ROWS:
+                return gated_linear(x, weight, bias)
+        return silu_and_mul(F.linear(x, weight), bias=bias, dtype=wide)
+
+
+def _has_tiles(x: Tensor) -> bool:
+    """Whether x is where the kernel runs: a GPU of Hopper's kind or later, in 16 bits."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    return half and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -14,6 +14,7 @@ from encoder_svc.graphs import GraphedTower
 from encoder_svc.layers.attention.base import Segments
 from encoder_svc.layers.attention.fused import FusedAttention
 from encoder_svc.layers.attention.reference import ReferenceAttention
+from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.rotary import Angles
 
 pytestmark = pytest.mark.gpu
@@ -72,6 +73,23 @@ def test_norm_and_gate() -> None:
     bias = torch.randn(6848, device=CUDA, dtype=torch.bfloat16)
     gate, up = (joined.float() + bias.float()).chunk(2, dim=-1)
     assert near(silu_and_mul(joined, bias=bias), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("rows", [1024, 1500, 6400])
+@torch.inference_mode()
+def test_gated_block(rows: int) -> None:
+    """An inner width that is no multiple of 8, more rows than whole tiles."""
+    torch.manual_seed(3)
+    block = GatedMLP(1280, 3420).to(CUDA)
+    gate, up, down = (
+        (layer.weight.double(), layer.bias.double())
+        for layer in (block.gate_proj, block.up_proj, block.down_proj)
+    )
+    x = torch.randn(rows, 1280, device=CUDA, dtype=torch.bfloat16)
+    wide = x.double()
+    expected = F.linear(F.silu(F.linear(wide, *gate)) * F.linear(wide, *up), *down)
+    block.to(torch.bfloat16).finish()
+    assert near(block(x), expected, 1e-2)
 
 
 @torch.inference_mode()
