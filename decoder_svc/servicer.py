@@ -119,4 +119,5 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
             waiting_tokens=load.waiting_tokens,
             kv_usage_ratio=load.kv_usage_ratio,
             draining=self._client.draining or not load.available,
+            stalled=not load.available,
         )

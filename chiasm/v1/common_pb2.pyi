@@ -159,7 +159,7 @@ class ErrorDetail(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retryable: bool = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "pending_patches", "embedding_bytes_free", "embedding_bytes_total", "waiting_tokens", "kv_usage_ratio", "draining")
+    __slots__ = ("running", "waiting", "pending_patches", "embedding_bytes_free", "embedding_bytes_total", "waiting_tokens", "kv_usage_ratio", "draining", "stalled")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PENDING_PATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class Load(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     pending_patches: int
@@ -176,7 +177,8 @@ class Load(_message.Message):
     waiting_tokens: int
     kv_usage_ratio: float
     draining: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., pending_patches: _Optional[int] = ..., embedding_bytes_free: _Optional[int] = ..., embedding_bytes_total: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., draining: bool = ...) -> None: ...
+    stalled: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., pending_patches: _Optional[int] = ..., embedding_bytes_free: _Optional[int] = ..., embedding_bytes_total: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., draining: bool = ..., stalled: bool = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ("interval_ms",)

@@ -222,6 +222,9 @@ class Fleet:
                 if load is None or member.version != self._version:
                     return
                 self._advise(member.peer, load)
+                if load.stalled and self.decoders.has_another(member.peer.address):
+                    # Its requests would wait until all ranks have loaded again: they move.
+                    member.client.streams.give_up(Unavailable("the decoder has lost its ranks"))
 
     async def _admit(self, member: _Member, description: common_pb2.Description) -> None:
         """Verifies a description and gives the peer, or the workers behind it, to the router."""

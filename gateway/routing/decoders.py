@@ -46,6 +46,14 @@ class DecoderRouter(Router):
         slack = max(SLACK_TOKENS, tokens)
         return (owner if self._weight(owner) <= self._weight(idlest) + slack else idlest).endpoint
 
+    def has_another(self, address: str) -> bool:
+        """Whether what runs at `address` could go on elsewhere now."""
+        seat = self._seats.get(address)
+        if seat is None:
+            return False
+        own = seat.endpoint
+        return self.pick(b"", tokens=0, like=own, exclude=(own,)) is not None
+
     @property
     def max_model_len(self) -> int:
         """The longest context every decoder takes; 0 when there is none."""

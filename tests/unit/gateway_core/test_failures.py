@@ -17,7 +17,7 @@ from chiasm.errors import (
 )
 from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
 from chiasm.plan import Cause, Modality, Promise, Span
-from chiasm.v1 import decoder_pb2
+from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.messages import (
     ChoiceDone,
     Delta,
@@ -201,6 +201,37 @@ async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> No
     assert after.prompt_token_ids == before.prompt_token_ids
     assert after.sampling == before.sampling  # the seed too: the draws go on
     assert events[-1].usage.completion_tokens == 2 * len(ids)
+    await rig.settle()
+
+
+STALLED = common_pb2.Load(draining=True, stalled=True)
+
+
+@pytest.mark.parametrize("num_decoders", [1, 2])
+async def test_who_waits_for_lost_ranks_moves_where_there_is_another(
+    make_rig: RigMaker,
+    prompts,  # noqa: ANN001
+    num_decoders: int,
+) -> None:
+    ids = prompts.encode_text("one two three four five six")
+    decoders = [FakeDecoder(Script(token_ids=ids, token_s=0.3)) for _ in range(num_decoders)]
+    rig = await make_rig(decoders=decoders)
+    running = asyncio.create_task(
+        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=100)))
+    )
+    while not any(d.generations for d in decoders):
+        await asyncio.sleep(0.005)
+    (first,) = (d for d in decoders if d.generations)
+    first.load.CopyFrom(STALLED)
+    events = await running
+    assert text_of(events) == "one two three four five six"
+    assert events[-1].usage.completion_tokens == len(ids)
+    asked = [len(d.generations) for d in decoders]
+    assert asked == [1] * num_decoders, "alone, it waits; with another it goes on there"
+    if num_decoders == 2:
+        (second,) = (d for d in decoders if d is not first)
+        (resumed,) = second.generations[0].start.resume_from
+        assert 0 < len(resumed.output_ids) < len(ids)
     await rig.settle()
 
 
