@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chiasm
 from chiasm.checkpoint import resolve_model
+from chiasm.collector import keep_loaded_objects
 from chiasm.config import DecoderConfig
 from chiasm.digest import language_model_digest, tokenizer_digest, tower_digest
 from chiasm.errors import Internal
@@ -136,6 +137,7 @@ async def _run(
     grammars.start()
     await server.start((SERVICE_NAME,))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, wire.tls)
+    keep_loaded_objects()
     await server.ready(True)
     print(f"chiasm-ready role=decoder address={server.address}", flush=True)
     try:

@@ -15,6 +15,7 @@ import torch
 import chiasm
 from chiasm.allocator import keep_freed_memory
 from chiasm.checkpoint import resolve_model
+from chiasm.collector import keep_loaded_objects
 from chiasm.config import EncoderConfig
 from chiasm.digest import processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
@@ -99,6 +100,7 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
     encoder_pb2_grpc.add_EncoderServicer_to_server(servicer, server.grpc)
     await server.start((SERVICE_NAME,))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
+    keep_loaded_objects()
     await server.ready(True)
     print(f"chiasm-ready role=encoder address={server.address}", flush=True)
     try:

@@ -18,6 +18,7 @@ import uvloop
 from chiasm import handshake
 from chiasm.allocator import keep_freed_memory
 from chiasm.checkpoint import resolve_model
+from chiasm.collector import keep_loaded_objects
 from chiasm.config import GatewayConfig
 from chiasm.digest import processor_digest, tokenizer_digest
 from chiasm.errors import Unavailable
@@ -65,6 +66,7 @@ async def serve(config: GatewayConfig) -> None:
     """`main` inside a running loop."""
     async with running(config) as gateway:
         _collect_rarely()
+        keep_loaded_objects()
         gateway.announce()
         await until_signal(gateway.refuse)
         logger.info("draining for at most %.0f s", config.server.drain_s)

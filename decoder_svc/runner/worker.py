@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from chiasm.collector import keep_loaded_objects
 from chiasm.config import DecoderConfig
 from chiasm.logs import setup_logging
 from chiasm.process import end_with_parent
@@ -170,6 +171,7 @@ def _serve(task: RankTask, voice: Voice) -> None:
     assert isinstance(start, Start), "the first word is Start"
     voice.start_beating()
     runner = _load(task, start)
+    keep_loaded_objects()
     voice.say(Ready(runner.num_blocks))
     results = ResultThread(voice)
     while True:

@@ -27,6 +27,9 @@ class Limits:
     ahead: bool = False
     """Whether a sequence is scheduled again before the token it drew last is known here."""
 
+    least_text: int = 1
+    """Fewer tokens of text before a row that has not landed are left for the step with that row."""
+
     def share(self, num_sequences: int) -> int:
         """Sequences of one step, so that the other stages get as many in theirs."""
         return -(-num_sequences // self.depth)
@@ -44,19 +47,28 @@ class StepBudget:
     sequences: int
 
 
-def landed_chunk(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> int:
-    """The next chunk of at most `length` tokens, cut before the first missing row."""
+def landed_chunk(
+    sequence: Sequence, length: int, receiver: EmbeddingReceiver, *, least_text: int = 1
+) -> int:
+    """The next chunk of at most `length` tokens, cut before the first missing row.
+
+    A cut that leaves less than `least_text` waits for that row, if it is of text alone: rows that
+    have landed must be read in any case, or the missing ones could wait for their slots.
+    """
     begin, end = sequence.num_scheduled, sequence.num_scheduled + length
     request = sequence.request
+    has_rows = is_cut = False
     for item, promise in request.promises.items():
         if promise.prompt_offset >= end or promise.prompt_end <= begin:
             continue
         first, last = promise.row_at(begin), promise.row_at(end)
         if first < last:
             landed = receiver.landed_until(request.request_id, item, first)
+            has_rows = has_rows or landed > first
             if landed < last:
-                end = promise.index_of(landed)
-    return end - begin
+                end, is_cut = promise.index_of(landed), True
+    waits = is_cut and not has_rows and end - begin < least_text
+    return 0 if waits else end - begin
 
 
 def embed_spans(

@@ -230,7 +230,9 @@ class Scheduler:
                 continue
             # Asked also without a budget: who waits for the budget does not wait for rows.
             wanted = min(sequence.num_left, max(budget.tokens, 1))
-            length = landed_chunk(sequence, wanted, self._receiver)
+            length = landed_chunk(
+                sequence, wanted, self._receiver, least_text=self._limits.least_text
+            )
             clock = sequence.request.clock
             if length == 0 and clock.stalled_since is None:
                 clock.stalled_since = now

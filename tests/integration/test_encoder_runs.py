@@ -177,18 +177,21 @@ async def timed(
 
 
 async def test_two_workers_are_nearly_twice_as_fast(slow: Stack, data: bytes) -> None:
-    """Each with a tower of its own; the cores are shared by all, so the best of three counts."""
+    """Each with a tower of its own. The cores are shared with everybody, and what else runs only
+    ever adds to a time: the least of each counts, measured in turn until it shows."""
     row_format = RowFormat(slow_encoder.HIDDEN_SIZE, levels=1, dtype="float32")
     async with AsyncExitStack() as stack:
         clients = [EncoderClient(s.address, row_format=row_format) for s in slow.services]
         for client in clients:
             await stack.enter_async_context(client.channel)
-        alone_s, (whole,) = await timed(clients[:1], data, 1)
-        best_s = math.inf
-        for _ in range(3):
+        alone_s = together_s = math.inf
+        for _ in range(5):
+            took_s, (whole,) = await timed(clients[:1], data, 1)
+            alone_s = min(alone_s, took_s)
             took_s, parts = await timed(clients, data, 2)
+            together_s = min(together_s, took_s)
             assert np.array_equal(joined(parts), whole.values)
-            best_s = min(best_s, took_s)
-            if alone_s / best_s >= 1.8:
-                return
-    pytest.fail(f"{alone_s:.2f} s on one worker, {best_s:.2f} s on two")
+            if alone_s / together_s >= 1.8:
+                break
+    print(f"{alone_s:.2f} s on one worker, {together_s:.2f} s on two")
+    assert alone_s / together_s >= 1.8

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import time
 from collections import Counter
@@ -29,7 +30,7 @@ NUM_PICTURES = 50
 NUM_STREAMS = 20
 NUM_ABORTS = 1000
 BURST = 200
-DELAY_S = 3.0  # of the second picture
+DELAY_S = 2.0  # of the second picture
 CANCELLED = 'chiasm_encoder_requests_total{outcome="cancelled"}'
 
 pytestmark = pytest.mark.timeout(150)
@@ -121,34 +122,52 @@ async def empty(find: Callable[[], dict[str, Any]], seconds: float) -> None:
 async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_encoded(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
+    """Beside the same prompt with the slow picture in front, where nothing can be prefilled early.
+
+    What counts of a request is its own timeline: from the slow picture's rows to the first token.
+    What else this machine does only adds to it, so the least of each counts, until it shows.
+    """
     cluster.slow_down(p256=DELAY_S)
-    prose = "The quick brown fox jumps over the lazy dog. " * 80
+    prose = text_part("The quick brown fox jumps over the lazy dog. " * 80)
     first, second = image_part(unique(1)), image_part(unique(2, 224))
 
-    async def timed(lead: str, *parts: object) -> dict[str, float]:
-        """Milliseconds of a request that shares rows with the others, and no prefix."""
-        texts = text_part(lead + prose), *parts, SHAPES
-        request = body(*texts, salt="overlap", max_tokens=1, stream=False, return_timings=True)
+    async def timings(salt: str, *parts: object) -> dict[str, float]:
+        request = body(*parts, salt=salt, max_tokens=1, stream=False, return_timings=True)
         reply = await client.post(f"{cluster.url}/v1/chat/completions", json=request)
         return dict(reply.json()["timings"])
 
-    await timed("0", first)  # the first picture's rows are at hand from now on
-    began = time.perf_counter()
-    running = asyncio.create_task(timed("1", first, second))
-    waiting = []
-    while time.perf_counter() - began < DELAY_S:
+    async def rest_ms(salt: str, *parts: object) -> float:
+        """From the slow picture's rows to the first token; the other one's are at hand."""
+        await timings(salt, first)
+        told = await timings(salt, *parts, SHAPES)
+        assert told["encode"] >= DELAY_S * 1e3
+        return told["first_token"] - told["fetch"] - told["plan"] - told["encode"]
+
+    async def num_waiting() -> float:
         samples = await asyncio.gather(*(asyncio.to_thread(d.metrics) for d in cluster.decoders))
-        waiting.append(sum(sample["chiasm_waiting_tokens"] for sample in samples))
-        await asyncio.sleep(0.1)
-    overlapped = await running
-    # Only the second picture's rows and what follows them were left to prefill.
-    assert any(64 <= tokens <= 64 + 64 for tokens in waiting), waiting
-    # Apart: the same prompt with all rows at hand, and its part before the second picture.
-    whole_ms = min([(await timed(str(i), first, second))["first_token"] for i in range(2, 5)])
-    head_ms = min([(await timed(str(i), first))["first_token"] for i in range(5, 8)] + [whole_ms])
-    print("overlap:", overlapped, "apart:", whole_ms, "head:", head_ms, "waiting:", waiting[-1])
-    assert overlapped["encode"] >= DELAY_S * 1e3 and head_ms > 200
-    assert overlapped["first_token"] <= overlapped["encode"] + whole_ms - 0.7 * head_ms
+        return sum(sample["chiasm_waiting_tokens"] for sample in samples)
+
+    least = dict.fromkeys(("overlapped", "apart", "part"), math.inf)
+    for attempt in range(6):
+        salt = f"overlap {attempt}"
+        running = asyncio.create_task(rest_ms(salt, prose, first, second))
+        waiting = []
+        while not running.done():
+            waiting.append(await num_waiting())
+            await asyncio.sleep(0.1)
+        # Only the second picture's rows and what follows them were left to prefill.
+        assert any(64 <= tokens <= 64 + 64 for tokens in waiting), waiting
+        now = {
+            "overlapped": await running,
+            "apart": await rest_ms(f"{salt} apart", second, prose, first),
+            "part": (await timings(f"{salt} part", prose))["prefill"],
+        }
+        least = {name: min(least[name], now[name]) for name in least}
+        if least["apart"] - least["overlapped"] >= least["part"]:
+            break
+    print("overlap, ms from the slow rows to the first token, and what is prefilled early:", least)
+    assert least["part"] > 100  # or the prompt is too short to show anything
+    assert least["apart"] - least["overlapped"] >= least["part"]
 
 
 async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(

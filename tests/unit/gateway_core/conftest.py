@@ -94,7 +94,7 @@ class Rig:
 
     async def settle(self) -> None:
         """Waits until no rpc is open anywhere."""
-        for _ in range(200):
+        for _ in range(2000):
             open_now = [e.open_encodes for e in self.encoders] + [d.running for d in self.decoders]
             if not any(open_now):
                 return
@@ -154,7 +154,7 @@ class RigMaker:
             admission=Admission(config, metrics=metrics),
         )
         rig = Rig(pipeline, fleet, list(es), list(ds), servers, metrics)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(fleet.encoders.endpoints) < len(es) or len(fleet.decoders.endpoints) < len(
                 ds
             ):
