@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +54,15 @@ class Wire:
     tls: PeerTls | None
 
 
-def main(config: DecoderConfig) -> None:
+Load = Callable[[DecoderConfig, TextConfig, Path], Parts]
+
+
+def main(config: DecoderConfig, load: Load = load_parts) -> None:
     """Serves until SIGTERM, then drains and returns; on further hosts, lends ranks to the first.
+
+    Args:
+        config: Settings.
+        load: Makes the parts, in a thread.
 
     Raises:
         ValueError: Settings or a checkpoint that cannot be served.
@@ -64,10 +72,10 @@ def main(config: DecoderConfig) -> None:
     if rendezvous.node_rank:
         lend_ranks(config, rendezvous)
     else:
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, load))
 
 
-async def _serve(config: DecoderConfig) -> None:
+async def _serve(config: DecoderConfig, load: Load) -> None:
     tls = peer_tls(config.server.tls)
     server = Server(
         config.server.host,
@@ -78,7 +86,7 @@ async def _serve(config: DecoderConfig) -> None:
     )
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)
-    parts = await asyncio.to_thread(load_parts, config, text, model_dir)
+    parts = await asyncio.to_thread(load, config, text, model_dir)
     try:
         await asyncio.to_thread(
             warm_up,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.integration import delays
 from tests.integration.stack import Service, Stack
 
 ENCODER_FLAGS = ("--max-batch-patches", "1", "--max-pending-patches", "8000")
@@ -57,7 +57,7 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self._delays = directory / "delays.json"
         self.slow_down()
-        self.stack = Stack("demo", {"ENCODER_DELAYS": str(self._delays)})
+        self.stack = Stack("demo", {delays.VARIABLE: str(self._delays)})
         self.encoders = [self._node("encoder") for _ in range(2)]
         self.decoders = [self._node("decoder") for _ in range(2)]
         for node in (*self.encoders, *self.decoders):
@@ -73,10 +73,9 @@ class Cluster:
         return self.stack.start("gateway", *(f for pair in urls for f in pair), *flags).wait_ready()
 
     def slow_down(self, **seconds: float) -> None:
-        """Seconds per item: `all`, or by number of patches (p576=2.0)."""
-        delays = {name.removeprefix("p"): value for name, value in seconds.items()}
-        self._delays.with_suffix(".new").write_text(json.dumps(delays))
-        self._delays.with_suffix(".new").replace(self._delays)
+        """Seconds per item: `all`, or by number of patches (p576=2.0); per token: `token`."""
+        named = {name.removeprefix("p"): value for name, value in seconds.items()}
+        delays.write(self._delays, named)
 
     def heal(self) -> None:
         """Revives what is dead, at its old port, and waits for the gateway to have seen it."""
@@ -116,9 +115,8 @@ class Cluster:
 
     def _start(self, role: str, port: int, metrics_port: int) -> Service:
         ports = ("--port", str(port), "--metrics-port", str(metrics_port))
-        if role == "encoder":
-            return self.stack.start("tests.integration.delayed_encoder", *ports, *ENCODER_FLAGS)
-        return self.stack.start("decoder_svc", *ports)
+        flags = ENCODER_FLAGS if role == "encoder" else ()
+        return self.stack.start(f"tests.integration.delayed_{role}", *ports, *flags)
 
 
 def scrape(url: str) -> dict[str, float]:

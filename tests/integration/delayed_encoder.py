@@ -1,31 +1,28 @@
 """The real encoder, slowed on command: `python -m tests.integration.delayed_encoder`.
 
-Before each item it sleeps as long as the JSON file named by $ENCODER_DELAYS says, for all items or
-for items of so many patches, and it prints a line after each: `encoded <patches>`.
+Before each item it sleeps as long as `delays` says, for all items or for items of so many patches,
+and it prints a line after each: `encoded <patches>`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from chiasm.cli.service import run_service
 from chiasm.config import EncoderConfig
 from encoder_svc.messages import RowBuffer
 from encoder_svc.work import PreparedUnit, RunFailure, Runner
 from encoder_svc.worker import Parts, load_parts, serve_worker
+from tests.integration import delays
 
 
 class DelayedRunner:
     """A `Runner` that takes its time, and no core."""
 
-    def __init__(self, runner: Runner, delays: Path) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._delays = delays
         self.family = runner.family
         self.geometry = runner.geometry
         self.row_format = runner.row_format
@@ -34,9 +31,9 @@ class DelayedRunner:
         self, batch: Sequence[PreparedUnit], *, segment_rows: int
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
-        delays = json.loads(self._delays.read_text())
+        seconds = delays.read()
         for unit in batch:
-            time.sleep(delays.get(str(unit.grid.patches), delays.get("all", 0.0)))
+            time.sleep(seconds.get(str(unit.grid.patches), seconds.get("all", 0.0)))
         outcome = self._runner.run(batch, segment_rows=segment_rows)
         for unit in batch:
             print(f"encoded {unit.grid.patches}", flush=True)
@@ -49,7 +46,7 @@ def main(config: EncoderConfig) -> None:
 
 def load(config: EncoderConfig) -> Parts:
     parts = load_parts(config)
-    return replace(parts, runner=DelayedRunner(parts.runner, Path(os.environ["ENCODER_DELAYS"])))
+    return replace(parts, runner=DelayedRunner(parts.runner))
 
 
 if __name__ == "__main__":

@@ -232,6 +232,7 @@ class Simulation:
         page_rows: int = 4,
         segment_rows: int = 100,
         lag: int = 0,
+        least_text: int = 1,
         timeout_s: float = 120.0,
     ) -> None:
         self.metrics = DecoderMetrics()
@@ -246,6 +247,7 @@ class Simulation:
                 block_size=block_size,
                 depth=depth,
                 ahead=ahead,
+                least_text=least_text,
             ),
             pool=self.blocks,
             receiver=self.receiver,

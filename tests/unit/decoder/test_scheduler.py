@@ -144,6 +144,30 @@ def test_a_preempted_request_gives_its_landed_rows_slots_back() -> None:
     sim.settle()
 
 
+@pytest.mark.parametrize(
+    ("num_texts", "steps"), [(5, 1), (8, 2)], ids=["short: with the rows", "long: before them"]
+)
+def test_text_before_missing_rows_waits_only_if_it_is_short(num_texts: int, steps: int) -> None:
+    sim = Simulation(lag=4, least_text=8)
+    add = make_request("a", [*TEXT[:num_texts], Picture("p", 3), *TEXT[:2]], max_tokens=1)
+    sim.add(add)
+    sim.run()
+    assert sim.told["a"].tokens() == expected(add)
+    assert sim.ranks.num_steps == steps
+    sim.settle()
+
+
+def test_short_text_behind_landed_rows_does_not_wait_with_them() -> None:
+    """Two pictures that together are more than the slab holds: the first must make room."""
+    sim = Simulation(slab_pages=2, page_rows=4, least_text=8, segment_rows=4)
+    pictures = [Picture("p", 8), 20, Picture("q", 8), 21]
+    add = make_request("a", pictures, max_tokens=2)
+    sim.add(add)
+    sim.run()
+    assert sim.told["a"].tokens() == expected(add)
+    sim.settle()
+
+
 def test_a_prompt_that_just_fits_the_pool_is_answered() -> None:
     sim = Simulation(num_blocks=4, block_size=4, chunk_tokens=100)
     add = make_request("a", TEXT[:15], max_tokens=1)
@@ -258,6 +282,7 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         page_rows=data.draw(st.integers(1, 4), "page rows"),
         segment_rows=data.draw(st.integers(1, 8), "segment rows"),
         lag=data.draw(st.integers(0, 3), "lag"),
+        least_text=data.draw(st.integers(1, 12), "least text"),
     )
     aborted = set()
     for add in adds:
