@@ -6,12 +6,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from chiasm.kernels.launch import overlapping
 
 _BLOCK = 4096
 
 
 @triton.jit
-def _kernel(gate_up, bias, out, F: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def _kernel(
+    gate_up,
+    bias,
+    out,
+    F: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    early: tl.constexpr,
+):
+    if early:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < F
@@ -32,6 +46,14 @@ def launch_silu_and_mul(gate_up: Tensor, bias: Tensor | None, *, dtype: torch.dt
     block = min(_BLOCK, triton.next_power_of_2(size))
     if rows := gate_up.numel() // (2 * size):
         grid = (rows, triton.cdiv(size, block))
-        warps = 8 if block >= 2048 else 4
-        _kernel[grid](gate_up, bias, out, size, block, bias is not None, num_warps=warps)
+        _kernel[grid](
+            gate_up,
+            bias,
+            out,
+            size,
+            block,
+            bias is not None,
+            num_warps=8 if block >= 2048 else 4,
+            **overlapping(gate_up),
+        )
     return out

@@ -16,9 +16,9 @@ def greedy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logits [B, V] to ids [B] int64, their logits [B] float32, and soundness [B] bool.
 
-    The smallest id wins a tie. `masked_ids` [m] int64 never win (if all ids are masked, the id is
-    0 and its logit -inf). A row with a NaN or an infinity anywhere is not sound, and its id, which
-    is in range, means nothing.
+    The smallest id wins a tie. `masked_ids` [m] int64, a handful, never win (if all ids are masked,
+    the id is 0 and its logit -inf). A row with a NaN or an infinity anywhere is not sound, and its
+    id, which is in range, means nothing.
     """
     if not compiled(logits):
         return greedy_reference(logits, masked_ids)

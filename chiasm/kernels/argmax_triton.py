@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from chiasm.kernels.launch import ceil_div, overlapping, power_of_two
 
-BLOCK, WARPS = 2048, 4
+BLOCK, WARPS = 1024, 4
 PROGRAMS = 528
 """Four for each of 132 multiprocessors."""
 
@@ -74,29 +74,31 @@ def _greedy_parts(
     if early:
         gdc_wait()
         gdc_launch_dependents()
-    nobody = 2147483647
     lane = tl.arange(0, block)
     value = tl.full((block,), float("-inf"), tl.float32)
-    index = tl.full((block,), nobody, tl.int32)
-    broken = tl.zeros((block,), tl.int32)
+    found = tl.full((block,), -1, tl.int32)  # the step in which a lane saw its best
+    broken = tl.zeros((block,), tl.float32)  # becomes NaN with the first NaN or infinity
     base = logits + row.to(tl.int64) * stride
-    for start in tl.range(part * span, tl.minimum((part + 1) * span, vocabulary), block):
-        here = start + lane
-        inside = here < vocabulary
-        seen = tl.load(base + here, mask=inside, other=0.0).to(tl.float32)
-        finite = tl.abs(seen) < float("inf")
-        broken |= (~finite).to(tl.int32)
-        seen = tl.where(finite, seen, float("-inf"))
-        for number in range(num_masked):
-            inside &= here != tl.load(masked_ids + number)
-        better = inside & ((seen > value) | (index == nobody))
+    begin = part * span
+    steps = (tl.minimum(span, vocabulary - begin) + block - 1) // block
+    for step in range(steps):
+        start = begin + step * block
+        inside = start + lane < vocabulary
+        seen = tl.load(base + start + lane, mask=inside, other=0.0).to(tl.float32)
+        broken += seen * 0.0
+        for number in tl.static_range(num_masked):
+            banned = tl.load(masked_ids + number).to(tl.int32) - start
+            inside &= lane != banned
+        better = inside & ((seen > value) | (found < 0))
         value = tl.where(better, seen, value)
-        index = tl.where(better, here, index)
+        found = tl.where(better, step, found)
+    nobody = 2147483647
+    index = tl.where(found < 0, nobody, begin + found * block + lane)
     largest = tl.max(value, 0)
     winner = tl.min(tl.where(value == largest, index, nobody), 0)
-    winner = tl.where(tl.max(broken, 0) > 0, -1, winner)
+    unsound = tl.max((broken != 0.0).to(tl.int32), 0)  # NaN differs from all, 0 x finite does not
     tl.store(best + row * tl.num_programs(0) + part, largest)
-    tl.store(best_id + row * tl.num_programs(0) + part, winner)
+    tl.store(best_id + row * tl.num_programs(0) + part, tl.where(unsound > 0, -1, winner))
 
 
 @triton.jit

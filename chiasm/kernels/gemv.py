@@ -36,15 +36,15 @@ class Shape:
     step: int
     """Columns that one step of the loop takes."""
     warps: int
+    registers: int | None = None
+    """The most a thread may use, so that more programs fit; None: as many as the compiler likes."""
     stages: int = 1
     """Steps whose loads are under way at once, where tensor cores do the sums."""
 
 
-def shape_for(outputs: int, inputs: int, gated: bool = False) -> Shape:
+def shape_for(outputs: int, inputs: int) -> Shape:
     """The measured best for a weight [outputs, inputs]."""
     del outputs
-    if gated:
-        return Shape(rows=4, step=512, warps=4)
     if inputs <= 8192:
         return Shape(rows=4, step=2048, warps=8)
     return Shape(rows=4, step=1024, warps=4)
@@ -85,7 +85,7 @@ def gated_linear(
         from chiasm.kernels.gemv_triton import launch_gated_gemv
 
         outputs, inputs = weight.shape[0] // 2, weight.shape[1]
-        shape = shape or shape_for(outputs, inputs, gated=True)
+        shape = shape or shape_for(outputs, inputs)
         return launch_gated_gemv(x, weight, norm, shape)
     return silu_and_mul(linear_reference(x, weight, norm=norm))
 

@@ -6,15 +6,31 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from chiasm.kernels.launch import overlapping
 
 
 @triton.jit
 def _kernel(
-    x, delta, weight, total, out, eps, C: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x,
+    delta,
+    weight,
+    total,
+    out,
+    eps,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    early: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
+    w = tl.load(weight + c, mask=inside, other=0.0)
+    if early:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x + row + c, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(delta + row + c, mask=inside, other=0.0).to(tl.float32)
@@ -22,7 +38,6 @@ def _kernel(
         tl.store(total + row + c, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / C + eps)
-    w = tl.load(weight + c, mask=inside, other=0.0)
     tl.store(out + row + c, w * (value * scale).to(w.dtype), mask=inside)
 
 
@@ -47,5 +62,6 @@ def launch_rms_norm(
             block,
             delta is not None,
             num_warps=min(max(block // 512, 1), 8),
+            **overlapping(x),
         )
     return total, out

@@ -40,6 +40,7 @@ def launch_paged_decode(
         group=group, dim=dim, page_size=page_size,
         block_group=max(power_of_two(group), 16), block_dim=max(power_of_two(dim), 16),
         block_batch=power_of_two(batch), tile=shape.tile, stages=shape.stages,
+        abreast=min(shape.warps, 4),
         num_warps=shape.warps, **overlapping(queries),
     )
     # fmt: on
@@ -76,6 +77,7 @@ def _paged_decode(
     block_batch: tl.constexpr,
     tile: tl.constexpr,
     stages: tl.constexpr,
+    abreast: tl.constexpr,
     early: tl.constexpr,
 ):
     """One share: a run of tiles of one kv head, which may end one sequence and begin others."""
@@ -86,10 +88,13 @@ def _paged_decode(
         gdc_launch_dependents()
     rows = tl.arange(0, block_batch)
     row_lengths = tl.load(lengths + rows, mask=rows < batch, other=0)
+    row_seats = tl.load(seats + rows, mask=rows < batch, other=0)
     row_tiles = (row_lengths + tile - 1) // tile
     row_ends = tl.cumsum(row_tiles, 0)
     total = tl.sum(row_tiles, 0)
-    share = (total + programs - 1) // programs
+    # Joining a part costs about as much as two tiles: few programs a sequence where few would do.
+    least = tl.sqrt(tl.max(row_tiles, 0).to(tl.float32) * 0.5).to(tl.int32)
+    share = tl.maximum((total + programs - 1) // programs, tl.maximum(least, 1))
     begin = program * share
     unit = begin
     end = tl.minimum(begin + share, total)
@@ -101,10 +106,11 @@ def _paged_decode(
     while unit < end:
         row = tl.sum((row_ends <= unit).to(tl.int32), 0)
         row_begin = tl.sum(tl.where(rows < row, row_tiles, 0), 0)
-        length = tl.load(lengths + row)
+        length = tl.sum(tl.where(rows == row, row_lengths, 0), 0)
+        seat = tl.sum(tl.where(rows == row, row_seats, 0), 0)
         row_end = row_begin + (length + tile - 1) // tile
         stop = tl.minimum(row_end, end)
-        table = block_tables + tl.load(seats + row).to(tl.int64) * table_stride
+        table = block_tables + seat.to(tl.int64) * table_stride
         head = kv_head * group + member
         place = row * query_stride + head[:, None] * query_head_stride + column[None, :]
         query = tl.load(queries + place, mask=real, other=0.0)
@@ -143,7 +149,7 @@ def _paged_decode(
         else:
             number = program * 2 + (unit != begin).to(tl.int32)
             part = parts + (number * kv_heads + kv_head).to(tl.int64) * part_size
-            tl.store(part + in_part, value)
+            tl.store(part + in_part, value, mask=real)
             tl.store(part + block_group * block_dim + member, top)
             tl.store(part + block_group * (block_dim + 1) + member, weight)
             tl.debug_barrier()
@@ -155,20 +161,32 @@ def _paged_decode(
                 top = tl.full((block_group,), float("-inf"), tl.float32)
                 weight = tl.zeros((block_group,), tl.float32)
                 value = tl.zeros((block_group, block_dim), tl.float32)
-                for other in tl.range(first, first + num_parts):
-                    late = ((other == first) & (row_begin != first * share)).to(tl.int32)
-                    part = (
-                        parts + ((other * 2 + late) * kv_heads + kv_head).to(tl.int64) * part_size
-                    )
-                    its_top = tl.load(part + block_group * block_dim + member, cache_modifier=".cg")
-                    its_weight = tl.load(
-                        part + block_group * (block_dim + 1) + member, cache_modifier=".cg"
-                    )
-                    its_value = tl.load(part + in_part, cache_modifier=".cg")
-                    new_top = tl.maximum(top, its_top)
-                    fade, grow = tl.exp2(top - new_top), tl.exp2(its_top - new_top)
-                    weight = weight * fade + its_weight * grow
-                    value = value * fade[:, None] + its_value * grow[:, None]
-                    top = new_top
+                for base in tl.range(first, first + num_parts, abreast):
+                    for other in tl.static_range(abreast):
+                        number = base + other
+                        known = number < first + num_parts
+                        late = (number == first) & (row_begin != first * share)
+                        number = (number * 2 + late.to(tl.int32)) * kv_heads + kv_head
+                        part = parts + number.to(tl.int64) * part_size
+                        its_top = tl.load(
+                            part + block_group * block_dim + member,
+                            mask=known,
+                            other=float("-inf"),
+                            cache_modifier=".cg",
+                        )
+                        its_weight = tl.load(
+                            part + block_group * (block_dim + 1) + member,
+                            mask=known,
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        its_value = tl.load(
+                            part + in_part, mask=real & known, other=0.0, cache_modifier=".cg"
+                        )
+                        new_top = tl.maximum(top, its_top)
+                        fade, grow = tl.exp2(top - new_top), tl.exp2(its_top - new_top)
+                        weight = weight * fade + its_weight * grow
+                        value = value * fade[:, None] + its_value * grow[:, None]
+                        top = new_top
                 tl.store(target, value / weight[:, None], mask=real)
         unit = stop

@@ -9,7 +9,10 @@ from chiasm.kernels.argmax import greedy, greedy_reference
 
 BOTH = pytest.mark.parametrize("function", [greedy, greedy_reference])
 # Triton's interpreter on NumPy 1.25 and later.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
 NONE = torch.zeros(0, dtype=torch.int64)
 
 
