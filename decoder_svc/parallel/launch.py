@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.one_shot import one_shot
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _DEFAULT_PORT = 29500
@@ -94,6 +95,7 @@ def join(
     rendezvous: Rendezvous,
     store_path: str,
     device: torch.device,
+    dtype: torch.dtype,
     timeout_s: float,
 ) -> ParallelMesh:
     """Meets all ranks of the mesh in a new group; returns the mesh with its process groups.
@@ -104,6 +106,7 @@ def join(
         rendezvous: Single host or several.
         store_path: Beginning of the store file's path, on a single host.
         device: Where the rank computes: NCCL on cuda, else gloo.
+        dtype: What it computes in.
         timeout_s: Longest that ranks wait for each other.
     """
     timeout = timedelta(seconds=timeout_s)
@@ -129,7 +132,8 @@ def join(
         return mesh
     stages = [range(at, at + mesh.tp_size) for at in range(0, world, mesh.tp_size)]
     groups = [dist.new_group(list(stage)) for stage in stages]  # all ranks make all, in order
-    return replace(mesh, tp_group=groups[mesh.pp_rank])
+    own = groups[mesh.pp_rank]
+    return replace(mesh, tp_group=own, small_sum=one_shot(own, dtype=dtype, device=device))
 
 
 def least(value: int, device: torch.device) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from decoder_svc.parallel.one_shot import OneShotAllReduce
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -31,6 +33,8 @@ class ParallelMesh:
     pp_size: int = 1
     tp_group: Any = None
     """The torch.distributed group of the rank's tensor-parallel peers; None at size 1."""
+    small_sum: OneShotAllReduce | None = None
+    """Sums small tensors over the tensor-parallel peers; None = all go the same way."""
     return_group: Any = None
     """A group of all ranks for tokens on their way back to the first stage; None at one stage."""
 

@@ -9,9 +9,12 @@ from decoder_svc.parallel.mesh import ParallelMesh
 
 
 def all_reduce(partial: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
-    """The sum over ranks, in place."""
-    if mesh.tp_size > 1:
-        dist.all_reduce(partial, group=mesh.tp_group)
+    """The sum over ranks; may be written over the partial one."""
+    if mesh.tp_size == 1:
+        return partial
+    if mesh.small_sum is not None and mesh.small_sum.fits(partial):
+        return mesh.small_sum(partial)
+    dist.all_reduce(partial, group=mesh.tp_group)
     return partial
 
 

@@ -86,7 +86,7 @@ class DecodeGraph:
         self._numbers.copy_(stage(self._empty(), self._numbers.device))
         self._step()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._output = self._step()
 
     def replay(self, numbers: np.ndarray, hidden: torch.Tensor | None) -> DecodeOutput:

@@ -196,6 +196,7 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
         rendezvous=task.rendezvous,
         store_path=task.store_path,
         device=placement.device,
+        dtype=placement.dtype,
         timeout_s=MEETING_S,
     )
     model = load_stage(task.model_dir, text, mesh, placement, load_format=config.load_format)
