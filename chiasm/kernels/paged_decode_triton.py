@@ -158,35 +158,49 @@ def _paged_decode(
             counter = arrived + row * kv_heads + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
                 tl.store(counter, 0)
-                top = tl.full((block_group,), float("-inf"), tl.float32)
-                weight = tl.zeros((block_group,), tl.float32)
-                value = tl.zeros((block_group, block_dim), tl.float32)
-                for base in tl.range(first, first + num_parts, abreast):
-                    for other in tl.static_range(abreast):
-                        number = base + other
-                        known = number < first + num_parts
-                        late = (number == first) & (row_begin != first * share)
-                        number = (number * 2 + late.to(tl.int32)) * kv_heads + kv_head
-                        part = parts + number.to(tl.int64) * part_size
-                        its_top = tl.load(
-                            part + block_group * block_dim + member,
-                            mask=known,
-                            other=float("-inf"),
-                            cache_modifier=".cg",
-                        )
-                        its_weight = tl.load(
-                            part + block_group * (block_dim + 1) + member,
-                            mask=known,
-                            other=0.0,
-                            cache_modifier=".cg",
-                        )
-                        its_value = tl.load(
-                            part + in_part, mask=real & known, other=0.0, cache_modifier=".cg"
-                        )
-                        new_top = tl.maximum(top, its_top)
-                        fade, grow = tl.exp2(top - new_top), tl.exp2(its_top - new_top)
-                        weight = weight * fade + its_weight * grow
-                        value = value * fade[:, None] + its_value * grow[:, None]
-                        top = new_top
+                cut = row_begin != first * share
+                value, weight = _join(
+                    parts, first, num_parts, cut, dim, group, block_group, block_dim, abreast
+                )
                 tl.store(target, value / weight[:, None], mask=real)
         unit = stop
+
+
+@triton.jit
+def _join(
+    parts,
+    first,
+    num_parts,
+    cut,
+    dim: tl.constexpr,
+    group: tl.constexpr,
+    block_group: tl.constexpr,
+    block_dim: tl.constexpr,
+    abreast: tl.constexpr,
+):
+    """The parts of a sequence, of programs `first` and on; `cut`: the first had others before."""
+    kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
+    member = tl.arange(0, block_group)
+    column = tl.arange(0, block_dim)
+    real = (member < group)[:, None] & (column < dim)[None, :]
+    part_size = block_group * (block_dim + 2)
+    in_part = member[:, None] * block_dim + column[None, :]
+    top = tl.full((block_group,), float("-inf"), tl.float32)
+    weight = tl.zeros((block_group,), tl.float32)
+    value = tl.zeros((block_group, block_dim), tl.float32)
+    for base in tl.range(first, first + num_parts, abreast):
+        for other in tl.static_range(abreast):
+            program = base + other
+            known = program < first + num_parts
+            number = program * 2 + ((program == first) & cut).to(tl.int32)
+            part = parts + (number * kv_heads + kv_head).to(tl.int64) * part_size
+            sums = part + block_group * block_dim + member
+            its_top = tl.load(sums, mask=known, other=float("-inf"), cache_modifier=".cg")
+            its_weight = tl.load(sums + block_group, mask=known, other=0.0, cache_modifier=".cg")
+            its_value = tl.load(part + in_part, mask=real & known, other=0.0, cache_modifier=".cg")
+            new_top = tl.maximum(top, its_top)
+            fade, grow = tl.exp2(top - new_top), tl.exp2(its_top - new_top)
+            weight = weight * fade + its_weight * grow
+            value = value * fade[:, None] + its_value * grow[:, None]
+            top = new_top
+    return value, weight
