@@ -58,12 +58,13 @@ class Stack:
     def __init__(self, model: str | Path, env: Mapping[str, str] | None = None) -> None:
         self.model = str(model)
         self.env = dict(env or {})
+        self.prefix: tuple[str, ...] = ()  # before the command: where it is to run
         self.services: list[Service] = []
 
     def start(self, role: str, *flags: str) -> Service:
         """Starts `python -m <role>`; does not wait."""
         port = () if "--port" in flags else ("--port", "0")
-        command = [sys.executable, "-m", role, "--model", self.model, *port, *flags]
+        command = [*self.prefix, sys.executable, "-m", role, "--model", self.model, *port, *flags]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
