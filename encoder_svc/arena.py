@@ -25,22 +25,23 @@ class TensorRows:
     def __init__(self, rows: torch.Tensor, region: Region | None = None) -> None:
         assert rows.is_contiguous()
         self.region = region
-        self._bytes = rows.view(torch.uint8)
+        self.tensor = rows.view(torch.uint8)
+        """uint8 [rows, row bytes]."""
 
     @property
     def num_rows(self) -> int:
         """Rows held."""
-        return self._bytes.shape[0]
+        return self.tensor.shape[0]
 
     @property
     def nbytes(self) -> int:
         """Bytes held, on whichever device."""
-        return self._bytes.numel()
+        return self.tensor.numel()
 
     def read(self, begin: int, end: int) -> memoryview:
         """Host bytes of rows [begin, end). From a GPU they come through pinned memory, on a stream
         of their own, so that a forward in progress is not waited for."""
-        rows = self._bytes[begin:end].flatten()
+        rows = self.tensor[begin:end].flatten()
         if rows.is_cuda:
             rows = _to_host(rows)
         return rows.numpy().data

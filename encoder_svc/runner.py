@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from chiasm.rows import RowFormat
-from encoder_svc.arena import keep_apart
+from encoder_svc.arena import TensorRows, keep_apart
 from encoder_svc.geometry import Geometry
 from encoder_svc.graphs import GraphedTower
 from encoder_svc.messages import RowBuffer
@@ -45,7 +45,7 @@ class TowerRunner:
             if self.device.type == "cuda"
             else tower
         )
-        self.keep: Callable[[torch.Tensor], RowBuffer] = keep_apart
+        self.keep: Callable[[torch.Tensor], TensorRows] = keep_apart
         """Copies the rows of a segment to where they stay."""
         self.family: str = tower.family
         self.geometry: Geometry = tower.geometry

@@ -24,6 +24,7 @@ from encoder_svc.fetch_session import FetchOpening
 from encoder_svc.fetch_stream import FetchStream
 from encoder_svc.fetch_table import FetchTable
 from encoder_svc.messages import Engine
+from encoder_svc.second_level import SecondLevel
 from encoder_svc.store import EmbeddingStore, EncodeOpening
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,6 +46,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         description: What Describe answers; `epoch` and `rows` are this process's own.
         metrics: What is counted.
         outbound: Sends rows; on the Fetch streams unless another is given.
+        second: Where evicted rows go.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
         description: common_pb2.Description,
         metrics: EncoderMetrics,
         outbound: Outbound | None = None,
+        second: SecondLevel | None = None,
     ) -> None:
         self.draining = False
         self._engine = engine
@@ -69,12 +72,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             max_pending_patches=config.max_pending_patches,
             max_pending_media=_MEDIA_IN_FLIGHT * config.max_media_bytes,
             cancel_job=engine.cancel,
+            second=second,
         )
-        self.fetches = FetchTable(
-            self.store,
-            epoch=description.epoch,
-            row_format=row_format,
-        )
+        self.fetches = FetchTable(self.store, epoch=description.epoch, row_format=row_format)
 
     async def Encode(
         self, requests: AsyncIterator[encoder_pb2.EncodeRequest], context: Context

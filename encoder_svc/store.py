@@ -9,6 +9,8 @@ Policy only: no tensors, no sockets, no clock. The rules:
 - A repair (rows promised to a running request and lost) may displace entries *with* interest that
   are finished and have no grant open: EVICTED, the oldest first. So an encoder full of rows that
   wait for a decoder cannot keep out the rows that decoder waits for (docs/adr/0002).
+- What is evicted may go on to a second level (`encoder_svc.second_level`), and comes back when it
+  is asked for: the space is found then as for a new entry.
 - A digest asked for twice is encoded once. While the first medium is still coming in, the second
   stream sends its own copy too; whichever is whole first is encoded. So nobody depends on the
   upload of a stranger.
@@ -24,6 +26,7 @@ from enum import StrEnum
 from chiasm.errors import InvalidRequest, ResourceExhausted, TooLarge
 from chiasm.plan import Cause, MediaPlan, Span
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer
+from encoder_svc.second_level import SecondLevel
 
 _MAX_ENDED = 1 << 16
 _RETRY_AFTER_S = 1.0
@@ -73,6 +76,7 @@ class Entry:
     encodes: set[bytes] = field(default_factory=set)
     fetches: dict[bytes, Callable[[], bool]] = field(default_factory=dict)  # has a grant open?
     watchers: list[Callable[[], None]] = field(default_factory=list)
+    spilled: bool = False  # its rows are in the second level
 
     @property
     def rows(self) -> Span:
@@ -118,6 +122,7 @@ class EmbeddingStore:
         max_pending_patches: Patches waiting or running before new work is refused.
         max_pending_media: Bytes of media coming in or being encoded before new work is refused.
         cancel_job: Ends a job by key; nothing of it is reported afterwards.
+        second: Where evicted rows go; nowhere unless one is given.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class EmbeddingStore:
         max_pending_patches: int,
         max_pending_media: int,
         cancel_job: Callable[[bytes], None],
+        second: SecondLevel | None = None,
     ) -> None:
         self.cache_bytes = cache_bytes
         self.used_bytes = 0
@@ -135,6 +141,7 @@ class EmbeddingStore:
         self._max_pending_patches = max_pending_patches
         self._max_pending_media = max_pending_media
         self._cancel_job = cancel_job
+        self._second = second or SecondLevel()
         self._next_key = 0
         self._entries: dict[tuple[bytes, Span | None], Entry] = {}  # all but failed ones
         # By key. What is asked often looks at these, never at all entries: the cache holds many.
@@ -170,6 +177,8 @@ class EmbeddingStore:
             self._entries[name] = self._filling[entry.key] = entry
         elif (entry.opening.plan, entry.rows) != (opening.plan, opening.rows):
             raise InvalidRequest("the same digest came with another plan")
+        elif entry.spilled:
+            self._bring_back(entry, displace=opening.repair)
         self._encodes[opening.encode_id] = entry
         entry.encodes.add(opening.encode_id)
         if self._cold.pop(entry.key, None):
@@ -288,9 +297,11 @@ class EmbeddingStore:
     def check(self) -> None:
         """Raises AssertionError when bytes or interest do not add up."""
         entries = (*self._entries.values(), *self._failed.values())
-        assert self.used_bytes == sum(e.nbytes for e in entries) <= self.cache_bytes
+        here = sum(entry.nbytes for entry in entries if not entry.spilled)
+        assert self.used_bytes == here <= self.cache_bytes
+        self._second.check()
         for entry in entries:
-            cold = entry.key in self._cold
+            cold = entry.key in self._cold or entry.spilled
             assert cold == (entry.interest == 0), "cold entries are those without interest"
             assert not cold or entry.state is EntryState.FINISHED, "only finished rows are cache"
             assert (entry.key in self._filling) == (entry.state is EntryState.FILLING)
@@ -329,11 +340,24 @@ class EmbeddingStore:
         while self._cold and self.used_bytes + nbytes > self.cache_bytes:
             _, victim = self._cold.popitem(last=False)
             self._cold_bytes -= victim.nbytes
-            self._drop(victim)
+            self.used_bytes -= victim.nbytes
+            for lost in self._second.put(victim):
+                del self._entries[lost.digest, lost.opening.frames]
         # The longest there go first, but first attempts before other repairs.
         for entry in sorted(idle, key=lambda e: e.opening.repair):
             if self.used_bytes + nbytes > self.cache_bytes:
                 self._displace(entry)
+
+    def _bring_back(self, entry: Entry, *, displace: bool) -> None:
+        """From the second level. Raises ResourceExhausted, and leaves it there."""
+        self._second.take_out(entry)  # what makes room for it must not push it out
+        try:
+            self._make_room(entry.nbytes, displace=displace)
+        except ResourceExhausted:
+            self._second.put_back(entry)
+            raise
+        self.used_bytes += entry.nbytes
+        self._second.restore(entry)
 
     def _displace(self, entry: Entry) -> None:
         """Its streams hear EVICTED; its bytes are free now, for nothing of it is being written."""

@@ -27,11 +27,13 @@ from chiasm.tls import peer_tls
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.engine import EncoderEngine, EngineLimits
 from encoder_svc.metered_sink import MeteredSink
+from encoder_svc.pinned import PinnedLevel
 from encoder_svc.pixels.device import DevicePatchifier
 from encoder_svc.pixels.patches import Patchifier
 from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.runner import TowerRunner
+from encoder_svc.second_level import SecondLevel
 from encoder_svc.servicer import EncoderServicer
 from encoder_svc.transfer import RowTransfer, open_transfer
 from encoder_svc.work import PreparedUnit, Preprocessor, RunFailure, Runner
@@ -53,6 +55,7 @@ class Parts:
     tower_digest: bytes
     processor_digest: bytes
     transfer: RowTransfer | None = None
+    second: SecondLevel | None = None
 
 
 def serve_worker(
@@ -92,6 +95,7 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
         description=describe(config, parts, server.port),
         metrics=metrics,
         outbound=parts.transfer.outbound if parts.transfer else None,
+        second=parts.second,
     )
     metrics.held_bytes.set_function(lambda: servicer.store.held_bytes)
     metrics.open_encodes.set_function(lambda: servicer.store.num_encodes)
@@ -151,10 +155,19 @@ def load_parts(config: EncoderConfig) -> Parts:
         tower_digest=tower_digest(model_dir, full=config.digest == "full"),
         processor_digest=processor_digest(model_dir),
         transfer=transfer,
+        second=_second_level(config, runner),
     )
     warm_up(runner)
     logger.info("%s: vision tower ready in %.1f s", config.model, time.monotonic() - began)
     return parts
+
+
+def _second_level(config: EncoderConfig, runner: TowerRunner) -> SecondLevel | None:
+    """None where rows are in host memory anyway, or none is to be spent on this."""
+    if runner.device.type != "cuda" or not config.host_cache_bytes:
+        return None
+    keeper = PinnedLevel(config.host_cache_bytes, runner.device, runner.keep)
+    return SecondLevel(config.host_cache_bytes, keeper)
 
 
 def warm_up(runner: TowerRunner) -> None:

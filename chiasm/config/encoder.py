@@ -34,6 +34,8 @@ class EncoderConfig:
     """Bytes of one medium."""
     cache_bytes: int = 1073741824
     """Rows kept, in bytes: in flight and finished together."""
+    host_cache_bytes: int = 0
+    """Pinned host memory for finished rows that a GPU has no room for any more; 0 = none."""
     segment_rows: int = 4096
     """Most rows of one segment (of a clip, and of a very large picture)."""
     preprocess_workers: int = 2
@@ -55,6 +57,8 @@ class EncoderConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive")
+        if self.host_cache_bytes < 0:
+            raise ValueError("--host-cache-bytes must not be negative")
         if self.dp_size > 1 and ":" in self.device:
             raise ValueError(f"--dp-size {self.dp_size}: --device {self.device!r} is one device")
         if self.transport not in ("auto", "nixl", "grpc"):
