@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,6 +135,9 @@ async def _drain(servicer: EncoderServicer, drain_s: float) -> None:
 
 def load_parts(config: EncoderConfig) -> Parts:
     """Loads and warms the tower and reads the digests. Blocks. Raises ValueError."""
+    if config.shared_gpu:
+        # Read when CUDA starts, by MPS alone: 0 is normal, 1 below it.
+        os.environ.setdefault("CUDA_MPS_CLIENT_PRIORITY", "1")
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()

@@ -51,9 +51,9 @@ async def run_demo(layout: Layout, *, verbose: bool = False) -> int:
             printer(name, line)
 
     async with Machine(layout, relay) as machine:
+        encoders = f"{layout.num_encoders} encoders"
         console.print(
-            f"Starting {layout.encoders} encoders, a decoder and a gateway, each its own process",
-            highlight=False,
+            f"Starting {encoders}, a decoder and a gateway, each its own process", highlight=False
         )
         addresses = await start_with_progress(machine, console)
         for name, pid in machine.supervisor.pids().items():

@@ -22,6 +22,10 @@ from chiasm.process import DidNotStart, Relay, Spec, Supervisor
 
 _Flags = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
+# On one GPU: short forwards, so that decode steps come between them; memory for the tower, its rows
+# and its graphs beside what the decoder takes for itself.
+_SHARED_BATCH, _SHARED_MEMORY = "8192", "0.8"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -35,6 +39,8 @@ class Layout:
     """Tensor parallel ranks of the decoder, each a process of its own."""
     pp_size: int = 1
     """Pipeline stages of the decoder."""
+    mm_enable_dp_encoder: bool = False
+    """One encoder on each of the decoder's GPUs, which it shares, in place of --encoders."""
     host: str = "127.0.0.1"
     """Address the gateway binds."""
     port: int = 8000
@@ -60,9 +66,18 @@ class Layout:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}")
 
+    @property
+    def num_encoders(self) -> int:
+        """Encoder processes in all."""
+        return self.tp_size * self.pp_size if self.mm_enable_dp_encoder else self.encoders
+
     def encoder(self, index: int) -> Spec:
         """The encoder of that index."""
-        flags = ("--port", "0", *self._threads(self.encoder_args), *shlex.split(self.encoder_args))
+        flags = ["--port", "0", *self._threads(self.encoder_args)]
+        if self.mm_enable_dp_encoder:
+            flags += ["--device", f"auto:{index}", "--shared-gpu"]
+            flags += _unless(self.encoder_args, "--max-batch-patches", _SHARED_BATCH)
+        flags += shlex.split(self.encoder_args)
         return self._spec(f"encoder-{index}", "encoder_svc", flags, 1)
 
     def decoder(self) -> Spec:
@@ -70,6 +85,8 @@ class Layout:
         flags = ["--port", "0", *self._threads(self.decoder_args)]
         for flag, size in (("--tp-size", self.tp_size), ("--pp-size", self.pp_size)):
             flags += (flag, str(size)) if size > 1 else ()
+        if self.mm_enable_dp_encoder:
+            flags += _unless(self.decoder_args, "--mem-fraction-static", _SHARED_MEMORY)
         return self._spec("decoder", "decoder_svc", (*flags, *shlex.split(self.decoder_args)), 1)
 
     def gateway(self, encoders: Sequence[str], decoders: Sequence[str]) -> Spec:
@@ -97,10 +114,8 @@ class Layout:
 
     def _threads(self, args: str) -> tuple[str, ...]:
         """Each process its share of the cores: torch would give all of them to everybody."""
-        if "--num-threads" in args:
-            return ()
-        share = max(1, (os.cpu_count() or 1) // (self.encoders + 1))
-        return ("--num-threads", str(share))
+        share = max(1, (os.cpu_count() or 1) // (self.num_encoders + 1))
+        return _unless(args, "--num-threads", str(share))
 
     def _spec(self, name: str, module: str, flags: Sequence[str], stop_order: int) -> Spec:
         base = (sys.executable, "-m", module, "--model", self.model)
@@ -148,7 +163,7 @@ class Machine:
             raise CommandFailed(str(error)) from None
 
     async def _launch(self) -> Addresses:
-        workers = [self._layout.encoder(index) for index in range(self._layout.encoders)]
+        workers = [self._layout.encoder(index) for index in range(self._layout.num_encoders)]
         specs = (*workers, self._layout.decoder())
         launches = [asyncio.create_task(self.supervisor.launch(spec)) for spec in specs]
         try:
@@ -160,6 +175,11 @@ class Machine:
         *encoders, decoder = (ready["address"] for ready in results)
         ready = await self.supervisor.launch(self._layout.gateway(encoders, [decoder]))
         return Addresses(ready["address"], ready.get("grpc", ""))
+
+
+def _unless(args: str, flag: str, value: str) -> tuple[str, ...]:
+    """A flag of ours, unless the user's own text has it."""
+    return () if flag in args else (flag, value)
 
 
 def _check_free(host: str, port: int) -> None:

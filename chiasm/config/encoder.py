@@ -18,6 +18,8 @@ class EncoderConfig:
     """Worker processes, each with its own GPU, cache and port; `port` lists them if more than 1."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto. Worker i of several takes cuda:i where there are GPUs."""
+    shared_gpu: bool = False
+    """A decoder works on the same GPU: under NVIDIA MPS, its steps go before our forwards."""
     dtype: str = "auto"
     """Weights, arithmetic: float32, bfloat16, float16; auto = bfloat16 on cuda, float32 on cpu."""
     row_dtype: str = "auto"
