@@ -156,27 +156,21 @@ def _median(call: Callable[[], object], *, repeats: int = 15) -> float:
 
 def worker_rows(bench: Bench, workers: int) -> None:
     """The engine with its pool and queues, without rpcs: JPEG files in, rows out."""
-    pictures, frames = (8, 16) if bench.tiny else (160, 256)
+    pictures, frames = (8, 16) if bench.tiny else (240, 256)
     size = (112, 196) if bench.tiny else (1120, 1120)
-    print("\n| engine | 1 worker | workers | times |\n|---|---|---|---|")
-    for kind, count in (("pictures", pictures), ("clip", frames)):
-        loads = [
-            Load(kind, count, size=size, workers=number, tiny=bench.tiny) for number in (1, workers)
-        ]
-        one, many = (seconds(load) for load in loads)
-        if kind == "pictures":
-            rates = count / one, workers * count / many
-            print(
-                f"| {size[1]}x{size[0]} pictures/s | {rates[0]:.1f} | {workers}: {rates[1]:.1f} "
-                f"| {rates[1] / rates[0]:.2f} |",
-                flush=True,
-            )
-        else:
-            print(
-                f"| clip of {count} frames, s | {one:.3f} | {workers}: {many:.3f} "
-                f"| {one / many:.2f} |",
-                flush=True,
-            )
+    loads = [
+        Load(kind, count, size=size, workers=number, tiny=bench.tiny)
+        for kind, count in (("pictures", pictures), ("clip", frames))
+        for number in (1, workers)
+    ]
+    one, many, whole, cut = seconds(loads)
+    rates = pictures / one, workers * pictures / many
+    print(f"\n| engine, JPEG files to rows | 1 GPU | {workers} GPUs | times |\n|---|---|---|---|")
+    print(
+        f"| {size[1]}x{size[0]}, pictures/s | {rates[0]:.1f} | {rates[1]:.1f} "
+        f"| {rates[1] / rates[0]:.2f} |"
+    )
+    print(f"| a clip of {frames} frames, s | {whole:.3f} | {cut:.3f} | {whole / cut:.2f} |")
 
 
 def main() -> None:

@@ -165,38 +165,45 @@ async def _encode(engine_of: partial[EncoderEngine], jobs: list[EncodeJob]) -> f
     return elapsed
 
 
-def work(load: Load, index: int, barrier: Any, results: Any) -> None:
-    """One worker: loads, warms up, waits for the others, works, tells the seconds."""
+def work(loads: Sequence[Load], index: int, barrier: Any, results: Any) -> None:
+    """One worker: warms up, then takes its part in each load together with the others."""
     cuda = torch.cuda.is_available()
     device = torch.device(f"cuda:{index}" if cuda else "cpu")
     dtype = torch.bfloat16 if cuda else torch.float32
     if cuda:
         torch.cuda.set_device(device)
-    tower = random_tower(TINY if load.tiny else QWEN_7B, device=device, dtype=dtype)
+    tower = random_tower(TINY if loads[0].tiny else QWEN_7B, device=device, dtype=dtype)
     runner = TowerRunner(tower, row_dtype=dtype)
     maker = DevicePatchifier(settings(), device=device, dtype=dtype)
     limits = EngineLimits(
         max_batch_patches=16384, max_item_patches=1 << 20, segment_rows=4096, preprocess_workers=8
     )
     engine_of = partial(EncoderEngine, runner, Pixels(maker), limits)
-    jobs = _jobs(load, index)
-    for _ in range(2):
-        asyncio.run(_encode(engine_of, jobs[: max(4, len(jobs) // 4)]))
-    barrier.wait()
-    results.put(asyncio.run(_encode(engine_of, jobs)))
+    mine = [_jobs(load, index) if index < load.workers else [] for load in loads]
+    for jobs in mine:
+        if jobs:
+            asyncio.run(_encode(engine_of, jobs[:24]))
+    for number, jobs in enumerate(mine):
+        barrier.wait()
+        if jobs:
+            results.put((number, asyncio.run(_encode(engine_of, jobs))))
 
 
-def seconds(load: Load) -> float:
-    """Of the slowest worker."""
+def seconds(loads: Sequence[Load]) -> list[float]:
+    """Of the slowest worker, for each load."""
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(load.workers), context.Queue()
+    workers = max(load.workers for load in loads)
+    barrier, results = context.Barrier(workers), context.Queue()
     processes = [
-        context.Process(target=work, args=(load, index, barrier, results))
-        for index in range(load.workers)
+        context.Process(target=work, args=(loads, index, barrier, results))
+        for index in range(workers)
     ]
     for process in processes:
         process.start()
-    slowest = max(results.get(timeout=300) for _ in processes)
+    slowest = [0.0] * len(loads)
+    for _ in range(sum(load.workers for load in loads)):
+        number, elapsed = results.get(timeout=300)
+        slowest[number] = max(slowest[number], elapsed)
     for process in processes:
         process.join()
     return slowest
