@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from bench.kernels import Entry, copies_of, relative
+from chiasm.kernels.few_rows_triton import launch_few_rows
 from chiasm.kernels.gemv import Norm, Shape, gated_linear, linear
-from chiasm.kernels.skinny_triton import launch_skinny
 
 HIDDEN, INNER, QKV, VOCABULARY = 3584, 18944, 4608, 152064
 SHAPES = [
@@ -20,14 +20,13 @@ SHAPES = [
     (VOCABULARY, HIDDEN),
 ]
 SINGLE = [
-    Shape(2, 1024, 4), Shape(4, 1024, 4), Shape(8, 1024, 4), Shape(4, 512, 4), Shape(8, 512, 4),
-    Shape(16, 512, 8), Shape(4, 512, 2), Shape(2, 2048, 4), Shape(4, 2048, 8),
+    Shape(4, 2048, 8), Shape(2, 4096, 8), Shape(4, 1024, 4), Shape(4, 1024, 4, registers=72),
+    Shape(2, 2048, 4), Shape(2, 2048, 8), Shape(8, 512, 4), Shape(8, 1024, 8), Shape(2, 1024, 4),
 ]  # fmt: skip
-GATED = [Shape(2, 512, 4), Shape(4, 512, 4), Shape(2, 1024, 4), Shape(4, 1024, 8), Shape(4, 512, 2)]
-FEW = [
-    Shape(32, 256, 4, 4), Shape(64, 128, 4, 4), Shape(64, 256, 4, 3), Shape(128, 128, 4, 3),
-    Shape(64, 64, 4, 6), Shape(128, 64, 8, 5),
-]  # fmt: skip
+FEW = [Shape(64, 128, 4, stages=4, splits=splits) for splits in (1, 2, 4, 7)]
+FEW += [Shape(64, 256, 4, stages=3, splits=splits) for splits in (2, 4)]
+FEW += [Shape(64, 64, 4, stages=6, splits=4)]
+WIDE = [Shape(64, 128, 4, stages=4), Shape(64, 64, 4, stages=6), Shape(64, 128, 4, stages=3)]
 
 
 class Product:
@@ -43,7 +42,6 @@ class Product:
         ]
         self.x = torch.randn(rows, inputs, **make)
         self.norm = Norm(torch.randn(inputs, **make), 1e-6)
-        self.residual = torch.randn(rows, outputs, **make)
         self.out = torch.empty(0)
 
     def entry(
@@ -56,8 +54,7 @@ class Product:
             return relative(self.out, self.wanted(kind))
 
         copies = len(self.weights)
-        checks = None if kind == "adds" else check
-        return Entry(name, way, call, copies, self.moved, self.flops, checks)
+        return Entry(name, way, call, copies, self.moved, self.flops, check)
 
     def wanted(self, kind: str) -> torch.Tensor:
         x = self.x.float()
@@ -74,8 +71,8 @@ def entries(sweep: bool) -> Iterator[Entry]:
     for outputs, inputs in SHAPES:
         yield from single(outputs, inputs, sweep)
     for rows in (8, 32, 64):
-        for outputs, inputs in SHAPES[:4]:
-            yield from few(rows, outputs, inputs, sweep)
+        for outputs, inputs in SHAPES:
+            yield from few(rows, outputs, inputs, sweep and outputs != VOCABULARY)
 
 
 def single(outputs: int, inputs: int, sweep: bool) -> Iterator[Entry]:
@@ -84,28 +81,31 @@ def single(outputs: int, inputs: int, sweep: bool) -> Iterator[Entry]:
     yield product.entry(name, "cublas", lambda w: F.linear(product.x, w))
     yield product.entry(name, "table", lambda w: linear(product.x, w))
     for shape in SINGLE if sweep else ():
-        way = f"rows {shape.rows} step {shape.step} w{shape.warps}"
+        way = way_of(shape)
         yield product.entry(name, way, lambda w, s=shape: linear(product.x, w, shape=s))
     if outputs == 2 * INNER:
         name = f"gated 1 x {outputs} x {inputs}"
-        for shape in (None, *(GATED if sweep else ())):
-            way = f"rows {shape.rows} step {shape.step} w{shape.warps}" if shape else "table"
+        for shape in (None, *(SINGLE if sweep else ())):
+            way = way_of(shape) if shape else "table, norm"
             yield product.entry(
                 name, way, lambda w, s=shape: gated_linear(product.x, w, product.norm, s), "gated"
             )
-    if outputs == HIDDEN:
-        yield product.entry(
-            name,
-            "table, residual",
-            lambda w: linear(product.x, w, residual=product.residual),
-            "adds",
-        )
 
 
 def few(rows: int, outputs: int, inputs: int, sweep: bool) -> Iterator[Entry]:
     product = Product(rows, outputs, inputs)
     name = f"linear {rows} x {outputs} x {inputs}"
     yield product.entry(name, "cublas", lambda w: F.linear(product.x, w))
-    for shape in (FEW if rows > 8 else FEW[:3]) if sweep else ():
-        way = f"rows {shape.rows} step {shape.step} w{shape.warps} st{shape.stages}"
-        yield product.entry(name, way, lambda w, s=shape: launch_skinny(product.x, w, None, s))
+    yield product.entry(name, "table", lambda w: linear(product.x, w))
+    for shape in (WIDE if outputs > 16384 else FEW) if sweep else ():
+        yield product.entry(
+            name, way_of(shape), lambda w, s=shape: launch_few_rows(product.x, w, None, s)
+        )
+
+
+def way_of(shape: Shape) -> str:
+    """The cut in short."""
+    way = f"rows {shape.rows} step {shape.step} w{shape.warps}"
+    if shape.stages > 1:
+        return f"{way} st{shape.stages} splits {shape.splits}"
+    return f"{way} r{shape.registers}" if shape.registers else way

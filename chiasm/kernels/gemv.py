@@ -14,8 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from chiasm.kernels.activation import silu_and_mul
-from chiasm.kernels.launch import compiled
+from chiasm.kernels.launch import HAS_TRITON, compiled
 from chiasm.kernels.norm import rms_norm
+
+FEW = 1
+PROGRAMS = 396
+"""Three for each of 132 multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,24 @@ class Shape:
     """The most a thread may use, so that more programs fit; None: as many as the compiler likes."""
     stages: int = 1
     """Steps whose loads are under way at once, where tensor cores do the sums."""
+    splits: int = 1
+    """Programs that share the columns of a tile, where tensor cores do the sums."""
 
 
 def shape_for(outputs: int, inputs: int) -> Shape:
-    """The measured best for a weight [outputs, inputs]."""
+    """The measured best for one row and a weight [outputs, inputs]."""
     del outputs
     if inputs <= 8192:
         return Shape(rows=4, step=2048, warps=8)
     return Shape(rows=4, step=1024, warps=4)
+
+
+def few_shape_for(outputs: int, inputs: int) -> Shape:
+    """The measured best for up to `FEW` rows and a weight [outputs, inputs]."""
+    tiles = -(-outputs // 64)
+    steps = -(-inputs // 128)
+    splits = max(min(PROGRAMS // tiles, steps // 4), 1)
+    return Shape(rows=64, step=128, warps=4, stages=4, splits=splits)
 
 
 def linear(
@@ -61,13 +75,22 @@ def linear(
     """x [T, K] times weight [N, K] transposed, plus bias [N], to [T, N]; sums in float32.
 
     `norm` is applied to x first. With `residual` [T, N] the result is added to it in place and it
-    is what is returned. A single row takes the kernel, more take torch's own operations.
+    is what is returned. A single row takes one kernel, up to `FEW` rows of bfloat16 or float16 on
+    a GPU another (once before a graph is captured, and in one stream at a time), more take torch's
+    own operations. Elements of a row of x and of the weight lie side by side.
     """
     if compiled(x) and x.shape[0] == 1:
         from chiasm.kernels.gemv_triton import launch_gemv
 
         shape = shape or shape_for(*weight.shape)
         return launch_gemv(x, weight, bias, norm, residual, shape)
+    if HAS_TRITON and x.is_cuda and 1 < x.shape[0] <= FEW and x.element_size() == 2:
+        from chiasm.kernels.few_rows_triton import launch_few_rows
+
+        if norm is not None:
+            x = rms_norm(x, norm.weight, eps=norm.eps)
+        out = launch_few_rows(x, weight, bias, shape or few_shape_for(*weight.shape))
+        return out if residual is None else residual.add_(out)
     return linear_reference(x, weight, bias, norm, residual)
 
 
@@ -87,7 +110,7 @@ def gated_linear(
         outputs, inputs = weight.shape[0] // 2, weight.shape[1]
         shape = shape or shape_for(outputs, inputs)
         return launch_gated_gemv(x, weight, norm, shape)
-    return silu_and_mul(linear_reference(x, weight, norm=norm))
+    return silu_and_mul(linear(x, weight, norm=norm))
 
 
 def linear_reference(

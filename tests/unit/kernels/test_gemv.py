@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chiasm.kernels.gemv import Norm, gated_linear, linear
+from chiasm.kernels.gemv import Norm, Shape, gated_linear, linear
+from chiasm.kernels.launch import INTERPRETED
 from chiasm.kernels.norm import rms_norm
+
+# Triton's interpreter on NumPy 1.25 and later.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -49,3 +53,19 @@ def test_gated_linear(rows, has_norm) -> None:
     gate, up = (given.double() @ weight.double().t()).chunk(2, dim=-1)
     out = gated_linear(x, weight, norm)
     torch.testing.assert_close(out.double(), gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("rows, splits", [(2, 1), (5, 3), (20, 2), (64, 4)])
+@pytest.mark.parametrize("outputs, inputs", [(37, 512), (130, 700)])
+def test_few_rows(rows, splits, outputs, inputs) -> None:
+    from chiasm.kernels.few_rows_triton import launch_few_rows, room
+
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, inputs).half(), torch.randn(outputs, inputs).half()
+    bias = torch.randn(outputs).half()
+    wanted = x.double() @ weight.double().t() + bias.double()
+    shape = Shape(rows=64, step=64, warps=4, stages=2, splits=splits)
+    out = launch_few_rows(x, weight, bias, shape)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=5e-2)
+    assert not room(x.device)[1].any()
