@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from chiasm.kernels.launch import ceil_div, overlapping, power_of_two
+from chiasm.kernels.launch import ceil_div, overlapping
 
 BLOCK, WARPS = 1024, 4
 PROGRAMS = 528
 """Four for each of 132 multiprocessors."""
+MOST_PARTS = 1024
+"""Parts of one row that can be joined; a constant, so that nothing is compiled for a batch size."""
 
 
 def launch_greedy(
@@ -49,14 +51,14 @@ def launch_greedy(
             largest,
             sound,
             parts,
-            block=power_of_two(parts),
+            block=MOST_PARTS,
             num_warps=1,
             **overlapping(logits),
         )
     return ids, largest, sound
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["span"])
 def _greedy_parts(
     logits,
     masked_ids,
@@ -101,7 +103,7 @@ def _greedy_parts(
     tl.store(best_id + row * tl.num_programs(0) + part, tl.where(unsound > 0, -1, winner))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _greedy_join(
     best,
     best_id,

@@ -47,7 +47,7 @@ def launch_paged_decode(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])
 def _paged_decode(
     queries,
     keys_pool,

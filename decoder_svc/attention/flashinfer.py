@@ -47,6 +47,8 @@ class FlashInferAttention(AttentionBackend):
         backend = "fa3" if torch.cuda.get_device_capability(self._device) == _HOPPER else "fa2"
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._prefill: Any = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        # A plan travels from a host buffer that the next one is written to.
+        self._plan_is_there = torch.cuda.Event()
         self._workspace = Workspace.allocate(
             len(tables), num_heads, self._dim, self._device, self._kv_heads
         )
@@ -60,8 +62,8 @@ class FlashInferAttention(AttentionBackend):
         self._num_single = count = batch.num_single
         self._lookup = None
         if count:
-            numbers = np.stack((batch.seats[:count], batch.starts[:count] + 1)).astype(np.int32)
-            seats, lengths = stage(numbers, self._device)
+            seats = stage(batch.seats[:count].astype(np.int32), self._device)
+            lengths = stage((batch.starts[:count] + 1).astype(np.int32), self._device)
             self._lookup = Lookup(self._tables, seats, lengths)
         if count < len(batch.starts):
             self._plan_chunks(batch, count)
@@ -105,6 +107,7 @@ class FlashInferAttention(AttentionBackend):
         indices = np.concatenate(
             [batch.block_tables[first + row, :count] for row, count in enumerate(pages)]
         )
+        self._plan_is_there.synchronize()
         self._prefill.plan(
             _offsets(lengths),
             _offsets(pages),
@@ -119,6 +122,7 @@ class FlashInferAttention(AttentionBackend):
             q_data_type=self._pool.keys.dtype,
             kv_data_type=self._pool.keys.dtype,
         )
+        self._plan_is_there.record()
 
     def _run_chunks(
         self,

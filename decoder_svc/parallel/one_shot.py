@@ -44,7 +44,7 @@ class OneShotAllReduce:
     def __call__(self, partial: torch.Tensor) -> torch.Tensor:
         """The sum, in a new tensor. Ends on no rank before all have read."""
         total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-            self._buffer, partial, "sum", self._group_name
+            self._buffer[: partial.numel()].view_as(partial), partial, "sum", self._group_name
         )
         return total
 

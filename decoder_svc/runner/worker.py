@@ -143,8 +143,10 @@ class ResultThread:
             while True:
                 self._voice.say(self._outcomes.get().wait())
                 self._num_told += 1
+        except Exception:  # whatever it is, this process ends: the engine starts all ranks anew
+            logger.exception("a step's result was lost")
         finally:
-            os._exit(1)  # the engine sees the channel close and starts all ranks anew
+            os._exit(1)
 
 
 def run_rank(task: RankTask, channel: Connection) -> None:
