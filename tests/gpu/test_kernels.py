@@ -1,0 +1,130 @@
+"""The kernels on a GPU: against float32, in CUDA graphs whose inputs change, and over views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from chiasm.kernels.activation import silu_and_mul
+from chiasm.kernels.argmax import greedy, greedy_reference
+from chiasm.kernels.gemv import Norm, gated_linear, linear, linear_reference
+from chiasm.kernels.norm import add_rms_norm
+from chiasm.kernels.paged_decode import Lookup, Workspace, paged_decode, paged_decode_reference
+from chiasm.kernels.rotary import rotate_and_store, rotate_and_store_reference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PAGE = 16
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def error(out: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((out.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("heads, kv_heads, dim", [(28, 4, 128), (14, 2, 128), (16, 16, 64)])
+def test_attention_in_a_graph_whose_lengths_change(heads, kv_heads, dim) -> None:
+    torch.manual_seed(heads)
+    batch, width = 37, 40
+    keys, values = rand(2, batch * width, PAGE, kv_heads, dim)
+    tables = torch.randperm(batch * width, device="cuda").view(batch, width).int()
+    lookup = Lookup(
+        tables,
+        torch.arange(batch, device="cuda", dtype=torch.int32),
+        torch.ones(batch, device="cuda", dtype=torch.int32),
+    )
+    room = Workspace.allocate(batch, heads, dim, keys.device, kv_heads)
+    queries = rand(batch, heads, dim)
+    run = lambda: paged_decode(queries, keys, values, lookup, dim**-0.5, room)  # noqa: E731
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for most in (1, 17, 90, width * PAGE):
+        lookup.lengths.copy_(torch.randint(0, most + 1, (batch,)))
+        lookup.seats.copy_(torch.randperm(batch))
+        queries.normal_()
+        out.fill_(torch.nan)
+        graph.replay()
+        real = lookup.lengths.nonzero()[:, 0]
+        wanted = paged_decode_reference(queries.float(), keys, values, lookup, dim**-0.5)
+        assert len(real) == 0 or error(out[real], wanted[real]) < 6e-3
+        assert not room.arrived.any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 33, 64, 65])
+@pytest.mark.parametrize("outputs, inputs", [(4608, 3584), (3584, 18944), (1000, 1100)])
+def test_linear(rows, outputs, inputs) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = rand(rows, inputs), rand(outputs, inputs) * inputs**-0.5, rand(outputs)
+    norm, residual = Norm(rand(inputs), 1e-6), rand(rows, outputs)
+    assert error(linear(x, weight, bias), x.float() @ weight.float().t() + bias) < 4e-3
+    wide = (weight.float(), None, Norm(norm.weight.float(), norm.eps), residual.float())
+    wanted = linear_reference(x.float(), *wide)
+    assert error(linear(x, weight, None, norm, residual), wanted) < 8e-3
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_gated_linear(rows) -> None:
+    x, weight = rand(rows, 3584), rand(2 * 1184, 3584) / 60
+    wanted = silu_and_mul(x.float() @ weight.float().t())
+    assert error(gated_linear(x, weight), wanted) < 1e-2
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rows, rot", [(1, 128), (300, 64)])
+def test_rotary(rows, rot, interleaved) -> None:
+    heads, kv_heads, dim, pages = 14, 2, 128, 40
+    qkv, angle = rand(rows, (heads + 2 * kv_heads) * dim), torch.rand(rows, rot // 2).cuda()
+    slots = torch.randperm(pages * PAGE, device="cuda")[:rows]
+    slots[::7] = -1
+    pools = torch.zeros(2, pages, PAGE, kv_heads, dim, device="cuda", dtype=torch.bfloat16)
+    wide = pools.float()
+    rest = (slots, interleaved)
+    out = rotate_and_store(qkv, angle.cos(), angle.sin(), *pools, *rest)
+    wanted = rotate_and_store_reference(qkv.float(), angle.cos(), angle.sin(), *wide, *rest)
+    assert error(out, wanted) < 4e-3
+    if rows > 1:
+        assert error(pools, wide) < 4e-3
+    assert torch.equal(pools == 0, wide == 0)
+
+
+def test_one_kernel_after_another_sees_what_it_wrote() -> None:
+    """Kernels start before those in front of them end; a long chain finds a missing wait."""
+    torch.manual_seed(3)
+    weight, gain = rand(2048, 2048) / 45, torch.ones(2048, device="cuda", dtype=torch.bfloat16)
+    chain = torch.cuda.CUDAGraph()
+    start = rand(1, 2048)
+    state = start.clone()
+
+    def run() -> None:
+        for _ in range(50):
+            _, normed = add_rms_norm(state, linear(state, weight), gain, 1e-6)
+            state.copy_(normed)
+            linear(silu_and_mul(torch.cat((state, state), dim=1)), weight, residual=state)
+
+    run()
+    with torch.cuda.graph(chain):
+        run()
+    results = []
+    for _ in range(20):
+        state.copy_(start)
+        chain.replay()
+        results.append(state.clone())
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_greedy(rows) -> None:
+    logits, masked = rand(rows, 152064), torch.tensor([5, 151655], device="cuda")
+    logits[:, 5] = 100.0
+    found, wanted = greedy(logits, masked), greedy_reference(logits, masked)
+    assert all(map(torch.equal, found, wanted))
+    logits[0, 77] = torch.nan
+    sound = greedy(logits, masked)[2]
+    assert not sound[0] and sound[1:].all()
