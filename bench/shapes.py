@@ -1,4 +1,4 @@
-"""Directories that look like checkpoints of full size but hold no weights: `--load-format dummy`."""
+"""Directories that look like checkpoints of full size, without weights: `--load-format dummy`."""
 
 from __future__ import annotations
 
