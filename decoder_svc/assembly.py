@@ -68,7 +68,7 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
         ValueError: The settings ask for what this build or this machine cannot do.
     """
     parallel = config.parallel
-    check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size, ep_size=parallel.ep_size)
     load = _load_one_rank if parallel.world_size == 1 else _load_ranks
     return load(config, text, model_dir)
 
@@ -83,7 +83,7 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
     num_blocks = count_pages(config, text, mesh, placement)
     max_model_len = _max_model_len(config, text, num_blocks)
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
-    view = slab_rows(slab.view(), hidden_size=text.hidden_size, dtype_name=rows.dtype)
+    view = slab_rows(slab.view(), rows)
     grammars = GrammarCompiler.of(model_dir, text)
     runner = build_runner(config, model, num_blocks=num_blocks, rows=view, grammars=grammars)
     executor = InlineExecutor(runner, depth=1 + runner.ahead)
@@ -116,7 +116,7 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
 def _slab(config: DecoderConfig, text: TextConfig, placement: Placement) -> tuple[RowFormat, int]:
     """The format of rows, and pages of the slab."""
     dtype = placement.dtype_name if config.row_dtype == "auto" else config.row_dtype
-    rows = RowFormat(text.hidden_size, 1, dtype)
+    rows = RowFormat(text.hidden_size, 1 + text.deepstack_levels, dtype)
     return rows, _slab_pages(config, rows)
 
 

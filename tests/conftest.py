@@ -14,6 +14,11 @@ os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OF
 HEADER = f"{'checkpoint':20} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>9} equal ids"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make parity` asks for beyond the usual run."""
+    parser.addoption("--every-layout", action="store_true", help="all layouts of all families")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Lines travel as test properties, so that they reach here from parallel workers too."""
     lines = list(_recorded(terminalreporter))

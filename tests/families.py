@@ -132,6 +132,26 @@ def _qwen3(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
     }
 
 
+def _qwen2_5(demo: dict[str, Any]) -> dict[str, Any]:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6}
+    return {
+        "text_config": _text(demo, rope_parameters=rope),
+        "vision_config": {
+            "depth": 4,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1, 3],
+            "patch_size": 14,
+            "window_size": 56,
+            "tokens_per_second": 2,
+            "initializer_range": 0.12,
+        },
+        **_qwen_ids(demo),
+    }
+
+
 def _qwen3_moe(demo: dict[str, Any]) -> dict[str, Any]:
     experts = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
     return _qwen3(demo, **experts)
@@ -154,6 +174,15 @@ def _pixels(kind: str, low: int, high: int, patch: int, **more: Any) -> dict[str
     }
 
 
+_QWEN2_IMAGE = _pixels(
+    "image_processor_type", 56 * 56, 252 * 252, 14, type="Qwen2VLImageProcessor",
+    image_mean=_CLIP_MEAN, image_std=_CLIP_STD,
+)  # fmt: skip
+_QWEN2_VIDEO = _pixels(
+    "video_processor_type", 56 * 56, 168 * 168, 14, type="Qwen2VLVideoProcessor",
+    image_mean=_CLIP_MEAN, image_std=_CLIP_STD, fps=2.0, min_frames=4, max_frames=768,
+    cap_pixels_per_frame=False,
+)  # fmt: skip
 _QWEN3_IMAGE = _pixels(
     "image_processor_type", 64 * 64, 256 * 256, 16, type="Qwen2VLImageProcessor",
     image_mean=_HALF, image_std=_HALF,
@@ -164,6 +193,13 @@ _QWEN3_VIDEO = _pixels(
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
+    "Qwen2.5-VL": Family(
+        "Qwen2_5_VLForConditionalGeneration",
+        _qwen2_5,
+        _QWEN2_IMAGE,
+        _QWEN2_VIDEO,
+        "Qwen2_5_VLProcessor",
+    ),
     "Qwen3-VL": Family(
         "Qwen3VLForConditionalGeneration",
         _qwen3,

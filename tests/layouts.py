@@ -29,21 +29,25 @@ from tests.unit.decoder.rig import SOURCE, EncoderAtHand, Medium, Outcome, make_
 class LaidOut:
     """One decoder without its rpcs, at `tp_size` x `pp_size`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model_dir: Path,
         *,
-        tp_size: int,
-        pp_size: int,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        ep_size: int = 1,
+        chunk: int = 48,
+        prefix: bool = True,
         ahead: bool = False,
         device: str = "cpu",
     ) -> None:
         config = DecoderConfig(
             model=str(model_dir),
-            parallel=ParallelConfig(tp_size=tp_size, pp_size=pp_size),
+            parallel=ParallelConfig(tp_size=tp_size, pp_size=pp_size, ep_size=ep_size),
             memory=MemoryConfig(kv_blocks=128, slab_bytes=1 << 20, slab_page_rows=8),
             scheduler=SchedulerConfig(
-                chunked_prefill_size=48,
+                chunked_prefill_size=chunk,
+                prefix_cache=prefix,
                 max_running_requests=32,
                 async_scheduling="on" if ahead else "off",
             ),
@@ -53,10 +57,8 @@ class LaidOut:
         )
         self.text = read_text_config(model_dir)
         self.parts = load_parts(config, self.text, model_dir)
-        rows = slab_rows(
-            self.parts.slab.view(), hidden_size=self.text.hidden_size, dtype_name="float32"
-        )
-        self.encoder = EncoderAtHand(rows, segment_rows=6)
+        rows = slab_rows(self.parts.slab.view(), self.parts.rows)
+        self.encoder = EncoderAtHand(rows, segment_rows=6, levels=self.parts.rows.levels)
         self.mailbox = Mailbox(self._take)
         self.core = build_engine(config, self.parts, self.mailbox, DecoderMetrics())
         self.outcomes: dict[str, Outcome] = {}

@@ -15,12 +15,14 @@ class ParallelConfig:
     """Tensor parallel ranks."""
     pp_size: int = 1
     """Pipeline stages."""
+    ep_size: int = 1
+    """Groups of tensor parallel ranks that a mixture's experts are spread over; divides tp_size."""
     rank_token_file: str = ""
     """File with the secret by which ranks of other hosts are known; needed for several hosts."""
 
     def __post_init__(self) -> None:
-        if self.tp_size < 1 or self.pp_size < 1:
-            raise ValueError("--tp-size and --pp-size must be at least 1")
+        if min(self.tp_size, self.pp_size, self.ep_size) < 1:
+            raise ValueError("--tp-size, --pp-size and --ep-size must be at least 1")
 
     @property
     def world_size(self) -> int:

@@ -14,6 +14,29 @@ from chiasm.checkpoint import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in place of the feed-forward block."""
+
+    num_experts: int
+    top_k: int
+    """Experts of a token."""
+    intermediate_size: int
+    """Width of one expert."""
+    shared_size: int = 0
+    """Width of the experts that every token passes through, all together; 0 = none."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers that keep an ordinary feed-forward block."""
+    sigmoid: bool = False
+    """Scores are sigmoids, chosen by with a learned correction; else a softmax."""
+    num_groups: int = 1
+    top_groups: int = 1
+    """Experts are chosen from the best so many groups."""
+    normalize: bool = True
+    """The weights of a token's experts sum to one, before scaling."""
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextConfig:
     """The language model's shape and the token ids it treats specially."""
 
@@ -29,7 +52,8 @@ class TextConfig:
     rms_eps: float
     rope_theta: float
     mrope_section: tuple[int, ...]
-    """Rotary frequencies that follow time, height and width, in this order; head_dim / 2 in all."""
+    """Rotary frequencies that follow time, height and width, rotary_dim / 2 in all; empty: there is
+    one position for all of them."""
     max_positions: int
     tied: bool
     """lm_head is the token embedding."""
@@ -42,17 +66,34 @@ class TextConfig:
     tokens_per_second: float
     deepstack_levels: int = 0
     """Layers that add features of deeper encoder layers to rows of media, from the first on."""
+    rotary_dim: int
+    """Elements of a head that turn; the rest pass."""
+    mrope_interleaved: bool = False
+    """Time, height and width take turns among the frequencies, else each has a stretch of them."""
+    rotary_pairs: bool = False
+    """Elements (2i, 2i + 1) turn together, else (i, i + rotary_dim / 2)."""
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    """Queries and keys are normalised head by head."""
+    sandwich_norms: bool = False
+    """What attention and feed-forward give is normalised once more before it is added."""
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"config.json: {self.num_heads} heads over {self.num_kv_heads} KV heads"
             )
-        if len(self.mrope_section) != 3 or sum(self.mrope_section) * 2 != self.head_dim:
+        parts = self.mrope_section
+        if parts and (len(parts) != 3 or sum(parts) * 2 != self.rotary_dim):
             raise ValueError(
-                f"config.json: mrope_section {self.mrope_section} must be three parts of "
-                f"{self.head_dim // 2}"
+                f"config.json: mrope_section {parts} must be three parts of {self.rotary_dim // 2}"
             )
+
+    def expert_layer(self, layer: int) -> ExpertsConfig | None:
+        """The experts of a layer, if it has any."""
+        experts = self.experts
+        return None if experts is None or layer in experts.dense_layers else experts
 
 
 def read_text_config(model_dir: Path) -> TextConfig:
@@ -64,42 +105,59 @@ def read_text_config(model_dir: Path) -> TextConfig:
 
 
 def from_hf(config: dict[str, Any], generation: dict[str, Any]) -> TextConfig:
-    """The frozen value of the two JSON objects.
+    """The frozen value of the two JSON objects, as the architecture's family reads them.
 
     Raises:
-        ValueError: A field is missing, or asks for something this engine does not do.
+        ValueError: An unknown architecture, a field that is missing, or one that asks for something
+            this engine does not do.
+    """
+    from decoder_svc.models.registry import family_of  # families read by the functions below
+
+    return family_of(need(config, "architectures")[0]).read_config(config, generation)
+
+
+def read_text(config: dict[str, Any], generation: dict[str, Any], **family: Any) -> TextConfig:
+    """What all families' files have in common; `family` adds to it or says otherwise.
+
+    Raises:
+        ValueError: As `from_hf`.
     """
     text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     _refuse_unsupported(text, rope)
-    heads = _need(text, "num_attention_heads")
+    heads = need(text, "num_attention_heads")
+    head_dim = text.get("head_dim") or need(text, "hidden_size") // heads
+    partial = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
     vision = config.get("vision_config") or {}
-    return TextConfig(
-        architecture=_need(config, "architectures")[0],
-        family=_need(config, "model_type"),
-        vocab_size=_need(text, "vocab_size"),
-        hidden_size=_need(text, "hidden_size"),
-        intermediate_size=_need(text, "intermediate_size"),
-        num_layers=_need(text, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or _need(text, "hidden_size") // heads,
-        rms_eps=text.get("rms_norm_eps", 1e-6),
-        rope_theta=float(rope.get("rope_theta") or _need(text, "rope_theta")),
-        mrope_section=tuple(_need(rope, "mrope_section")),
-        max_positions=_need(text, "max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
-        eos_token_ids=_eos(config, text, generation),
-        image_token_id=_need(config, "image_token_id"),
-        video_token_id=_need(config, "video_token_id"),
-        masked_token_ids=_masked(config),
-        spatial_merge_size=vision.get("spatial_merge_size", 2),
-        tokens_per_second=float(vision.get("tokens_per_second", 2)),
-        deepstack_levels=len(vision.get("deepstack_visual_indexes") or ()),
-    )
+    known: dict[str, Any] = {
+        "architecture": need(config, "architectures")[0],
+        "vocab_size": need(text, "vocab_size"),
+        "hidden_size": need(text, "hidden_size"),
+        "intermediate_size": need(text, "intermediate_size"),
+        "num_layers": need(text, "num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": text.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        "rms_eps": text.get("rms_norm_eps", 1e-6),
+        "rope_theta": float(rope.get("rope_theta") or need(text, "rope_theta")),
+        "rotary_dim": int(head_dim * partial),
+        "mrope_section": tuple(rope.get("mrope_section") or ()),
+        "mrope_interleaved": bool(rope.get("mrope_interleaved", False)),
+        "max_positions": need(text, "max_position_embeddings"),
+        "tied": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        "eos_token_ids": _eos(config, text, generation),
+        "masked_token_ids": masked_tokens(config),
+        "spatial_merge_size": vision.get("spatial_merge_size", 2),
+        "tokens_per_second": float(vision.get("tokens_per_second", 2)),
+    }
+    for kind in ("image", "video"):
+        if f"{kind}_token_id" not in family:
+            known[f"{kind}_token_id"] = need(config, f"{kind}_token_id")
+    return TextConfig(**{**known, **family})
 
 
-def _need(section: dict[str, Any], key: str) -> Any:
+def need(section: dict[str, Any], key: str) -> Any:
+    """The field of a section. Raises ValueError when it is missing."""
     if section.get(key) is None:
         raise ValueError(f"config.json: {key} is missing")
     return section[key]
@@ -125,7 +183,8 @@ def _eos(
     raise ValueError("config.json and generation_config.json: eos_token_id is missing")
 
 
-def _masked(config: dict[str, Any]) -> tuple[int, ...]:
-    names = ("image", "video", "vision_start", "vision_end", "vision")
+def masked_tokens(config: dict[str, Any], *more: str) -> tuple[int, ...]:
+    """Ids of tokens that stand for media or enclose them; `more` names some beside the usual."""
+    names = ("image", "video", "vision_start", "vision_end", "vision", *more)
     ids = (config.get(f"{name}_token_id") for name in names)
     return tuple(sorted({i for i in ids if i is not None}))

@@ -8,6 +8,7 @@ from torch import nn
 from decoder_svc.attention.base import AttentionBackend
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.layers.linear import ColumnLinear, RowLinear
+from decoder_svc.layers.norm import RMSNorm
 from decoder_svc.layers.rotary import Angles
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
@@ -26,19 +27,27 @@ class Attention(nn.Module):
         keys = mesh.split_kv(config.num_kv_heads, config.head_dim)
         self._heads = len(queries) // config.head_dim
         self._kv_heads = len(keys) // config.head_dim
-        self.qkv = ColumnLinear(config.hidden_size, (queries, keys, keys), bias=True)
+        self.qkv = ColumnLinear(config.hidden_size, (queries, keys, keys), bias=config.qkv_bias)
         self.out = RowLinear(queries, config.hidden_size, mesh)
+        self.query_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
 
     def load(self, reader: CheckpointReader, name: str) -> None:
-        """Reads the four projections."""
+        """Reads the four projections, and the norms."""
         self.qkv.load(reader, tuple(f"{name}.{part}_proj" for part in "qkv"))
         self.out.load(reader, f"{name}.o_proj")
+        if self.query_norm is not None and self.key_norm is not None:
+            self.query_norm.load(reader, f"{name}.q_norm")
+            self.key_norm.load(reader, f"{name}.k_norm")
 
     def forward(
         self, hidden: torch.Tensor, angles: Angles, backend: AttentionBackend
     ) -> torch.Tensor:
         """[T, hidden] to [T, hidden]; K and V of these tokens are in the pages afterwards."""
         qkv = self.qkv(hidden).view(len(hidden), self._heads + 2 * self._kv_heads, self._head_dim)
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys, values = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+            qkv = torch.cat((self.query_norm(queries), self.key_norm(keys), values), dim=1)
         mixed = backend.attend(self._layer, qkv, angles)
         out: torch.Tensor = self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))
         return out

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from decoder_svc.config.from_hf import TextConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Angles:
@@ -30,10 +32,12 @@ class Angles:
 class MRotary:
     """Angles for a step, shared by all its layers."""
 
-    def __init__(self, head_dim: int, theta: float, section: Sequence[int]) -> None:
-        self._exponents = tuple(2 * i / head_dim for i in range(head_dim // 2))
-        self._theta = theta
-        self._axes = tuple(axis for axis, width in enumerate(section) for _ in range(width))
+    def __init__(self, config: TextConfig) -> None:
+        half = config.rotary_dim // 2
+        self._exponents = tuple(2 * i / config.rotary_dim for i in range(half))
+        self._theta = config.rope_theta
+        self._axes = _axes(half, config.mrope_section, interleaved=config.mrope_interleaved)
+        self._pairs = config.rotary_pairs
         self._inverse: torch.Tensor | None = None
         self._axis: torch.Tensor | None = None
 
@@ -47,7 +51,7 @@ class MRotary:
         """The angles of tokens at positions [3, T]."""
         assert self._inverse is not None and self._axis is not None, "place() comes first"
         angle = positions.float().t().index_select(1, self._axis) * self._inverse
-        return Angles(angle.cos(), angle.sin())
+        return Angles(angle.cos(), angle.sin(), interleaved=self._pairs)
 
 
 def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
@@ -63,3 +67,12 @@ def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
         joined = torch.stack(turned, dim=-1).flatten(-2)
         return torch.cat((joined, heads[..., 2 * width :]), dim=-1)
     return torch.cat((*turned, heads[..., 2 * width :]), dim=-1)
+
+
+def _axes(half: int, section: Sequence[int], *, interleaved: bool) -> tuple[int, ...]:
+    """Which of time, height and width each frequency follows."""
+    if not section:
+        return (0,) * half
+    if not interleaved:
+        return tuple(axis for axis, width in enumerate(section) for _ in range(width))
+    return tuple(i % 3 if i < 3 * section[i % 3] else 0 for i in range(half))

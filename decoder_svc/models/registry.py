@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 
-from decoder_svc.models.base import StageModel
+from decoder_svc.models.family import TextFamily
 
-_ARCHITECTURES = {
-    "Qwen2_5_VLForConditionalGeneration": ("decoder_svc.models.qwen2_5_vl", "Qwen25VLStage"),
+_FAMILIES = {
+    "Qwen2_5_VLForConditionalGeneration": "decoder_svc.models.qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "decoder_svc.models.qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "decoder_svc.models.qwen3_vl",
 }
 
 
-def model_class(architecture: str) -> type[StageModel]:
-    """The class of an architecture. Raises ValueError, listing what is known."""
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+def family_of(architecture: str) -> TextFamily:
+    """The family of an architecture. Raises ValueError, listing what is known."""
+    if architecture not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
         raise ValueError(f"architecture {architecture!r} is not supported; known: {known}")
-    module, name = _ARCHITECTURES[architecture]
-    found: type[StageModel] = getattr(importlib.import_module(module), name)
+    found: TextFamily = importlib.import_module(_FAMILIES[architecture]).FAMILY
     return found

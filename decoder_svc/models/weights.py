@@ -6,7 +6,6 @@ belongs to the vision tower, or to another rank, is never read.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ from safetensors import safe_open
 from chiasm.checkpoint import weight_files
 from chiasm.digest import is_tower_tensor
 from chiasm.loading_bar import LoadingBar
+from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.models.names import tensor_names
+from decoder_svc.models.packing import Piece, experts_are_swapped, locate
 from decoder_svc.parallel.mesh import Shard
 
 _LAYOUTS = (
@@ -50,6 +52,7 @@ class CheckpointReader:
                 if name in self._where:
                     raise ValueError(f"{model_dir}: tensor {name} is there twice")
                 self._where[name] = (file, stored)
+        self._swapped = False
         self._progress = LoadingBar("weights")
 
     def __enter__(self) -> CheckpointReader:
@@ -60,45 +63,68 @@ class CheckpointReader:
         self._files.clear()
         self._where.clear()
 
-    def check(self, expected: Set[str], *, optional: Set[str] = frozenset()) -> None:
+    def check(self, config: TextConfig) -> None:
         """Raises ValueError naming tensors that are missing, or that nothing would read."""
-        missing = sorted(expected - self._where.keys())
+        self._swapped = self._experts_swapped(config)
+        used, missing = set(), []
+        for name in sorted(tensor_names(config)):
+            piece = self._locate(name)
+            if piece is None:
+                missing.append(name)
+            else:
+                used.add(piece.stored)
         if missing:
             raise ValueError(f"checkpoint lacks {len(missing)} tensors: {_some(missing)}")
-        extra = sorted(self._where.keys() - expected - optional)
+        if config.tied:  # a tied checkpoint may store it all the same
+            used.add("lm_head.weight")
+        extra = sorted(self._where.keys() - used)
         if extra:
             raise ValueError(f"checkpoint has {len(extra)} unknown tensors: {_some(extra)}")
 
     def full(self, name: str, target: torch.Tensor) -> None:
         """The whole tensor."""
-        stored = self._open(name, tuple(target.shape))
-        self._copy(stored[:], target)
+        self._copy(self._open(name, tuple(target.shape)).read(), target)
 
     def rows(self, name: str, shard: Shard, target: torch.Tensor) -> None:
         """The shard of the first dimension; what a padded shard has past the end becomes zero."""
-        stored = self._open(name, (shard.of, *target.shape[1:]))
+        piece = self._open(name, (shard.of, *target.shape[1:]))
         held = max(0, min(shard.end, shard.of) - shard.begin)
         if held < len(target):
             target[held:].zero_()
         if held:
-            self._copy(stored[shard.begin : shard.begin + held], target[:held])
+            self._copy(piece.read(slice(shard.begin, shard.begin + held)), target[:held])
 
     def columns(self, name: str, shard: Shard, target: torch.Tensor) -> None:
         """The shard of the second dimension."""
-        stored = self._open(name, (target.shape[0], shard.of))
-        self._copy(stored[:, shard.begin : shard.end], target)
+        piece = self._open(name, (target.shape[0], shard.of))
+        self._copy(piece.read(columns=slice(shard.begin, shard.end)), target)
 
-    def _open(self, name: str, shape: tuple[int, ...]) -> Any:
-        if name not in self._where:
+    def _open(self, name: str, shape: tuple[int, ...]) -> Piece:
+        piece = self._locate(name)
+        if piece is None:
             raise ValueError(f"checkpoint lacks tensor {name}")
-        file, stored = self._where[name]
-        found = file.get_slice(stored)
-        if tuple(found.get_shape()) != shape:
+        if piece.shape != shape:
             raise ValueError(
-                f"tensor {name} is {tuple(found.get_shape())} in the checkpoint, "
-                f"{shape} by the config"
+                f"tensor {name} is {piece.shape} in the checkpoint, {shape} by the config"
             )
-        return found
+        return piece
+
+    def _locate(self, name: str) -> Piece | None:
+        return locate(name, self._find, swapped=self._swapped)
+
+    def _find(self, name: str) -> Any:
+        if name not in self._where:
+            return None
+        file, stored = self._where[name]
+        return file.get_slice(stored)
+
+    def _experts_swapped(self, config: TextConfig) -> bool:
+        if config.experts is None:
+            return False
+        layers = range(config.num_layers)
+        names = tuple(f"model.layers.{layer}.mlp.experts" for layer in layers)
+        width = config.experts.intermediate_size
+        return experts_are_swapped(self._find, names, hidden=config.hidden_size, width=width)
 
     def _copy(self, values: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(values)

@@ -31,6 +31,8 @@ class ParallelMesh:
     tp_size: int = 1
     pp_rank: int = 0
     pp_size: int = 1
+    ep_size: int = 1
+    """Groups of tensor-parallel ranks that the experts of a layer are spread over."""
     tp_group: Any = None
     """The torch.distributed group of the rank's tensor-parallel peers; None at size 1."""
     small_sum: OneShotAllReduce | None = None
@@ -41,6 +43,8 @@ class ParallelMesh:
     def __post_init__(self) -> None:
         if not (0 <= self.tp_rank < self.tp_size and 0 <= self.pp_rank < self.pp_size):
             raise ValueError(f"rank outside its mesh: {self}")
+        if self.tp_size % self.ep_size:
+            raise ValueError(f"--ep-size {self.ep_size} does not divide --tp-size {self.tp_size}")
 
     @property
     def is_first_stage(self) -> bool:
@@ -93,6 +97,33 @@ class ParallelMesh:
             )
         head = self.tp_rank * num_kv_heads // self.tp_size
         return Shard(head * head_dim, (head + 1) * head_dim, num_kv_heads * head_dim)
+
+    def experts(self, num_experts: int) -> range:
+        """The experts of this rank's group.
+
+        Raises:
+            ValueError: They do not divide evenly over the groups.
+        """
+        count, rest = divmod(num_experts, self.ep_size)
+        if rest:
+            raise ValueError(
+                f"{num_experts} experts cannot be spread over --ep-size {self.ep_size}"
+            )
+        begin = self.tp_rank // (self.tp_size // self.ep_size) * count
+        return range(begin, begin + count)
+
+    def split_expert(self, size: int) -> Shard:
+        """This rank's part of the width of one of its experts.
+
+        Raises:
+            ValueError: It does not divide evenly over the ranks that share the expert.
+        """
+        parts = self.tp_size // self.ep_size
+        if size % parts:
+            raise ValueError(f"an expert's {size} columns cannot be split over {parts} ranks")
+        width = size // parts
+        begin = self.tp_rank % parts * width
+        return Shard(begin, begin + width, size)
 
     def split_padded(self, size: int) -> Shard:
         """This rank's part of a vocabulary, padded so that every rank holds equally many rows."""

@@ -17,7 +17,7 @@ from chiasm.kernels.argmax import greedy
 from chiasm.kernels.paged_decode import Lookup
 from decoder_svc.attention.base import AttentionBackend, DecodeStep
 from decoder_svc.engine.messages import PENDING, PlannedSequence, StepPlan
-from decoder_svc.models.base import StageModel
+from decoder_svc.models.stage import DecoderStage
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
 from decoder_svc.staging import stage
@@ -66,7 +66,7 @@ class DecodeGraph:
         self,
         size: int,
         *,
-        model: StageModel,
+        model: DecoderStage,
         attention: AttentionBackend,
         seats: SeatTable,
         masked: torch.Tensor,
@@ -125,7 +125,7 @@ class DecodeGraph:
         if self._model.mesh.is_first_stage:
             last = self._seats.last_tokens.index_select(0, row)
             ids = torch.where(given == PENDING, last, given)
-            hidden = self._model.embed(ids, self._entering[:0], row[:0])
+            hidden = self._model.embed(ids, None)
         hidden = self._model(hidden, position.expand(3, -1), self._attention)
         if not self._model.mesh.is_last_stage:
             return DecodeOutput(hidden, None, None)
@@ -151,7 +151,7 @@ class DecodeGraphs:
         self,
         sizes: tuple[int, ...],
         *,
-        model: StageModel,
+        model: DecoderStage,
         attention: AttentionBackend,
         seats: SeatTable,
         masked: torch.Tensor,

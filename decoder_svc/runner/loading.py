@@ -9,11 +9,11 @@ import torch
 
 from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
+from chiasm.rows import RowFormat
 from decoder_svc.attention.choice import build_attention
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.kv_cache.pool import KVPool, page_bytes
-from decoder_svc.models.base import StageModel
-from decoder_svc.models.registry import model_class
+from decoder_svc.models.stage import DecoderStage
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.pp import StageLink
@@ -26,7 +26,6 @@ from decoder_svc.sampling.grammar_masks import GrammarMasks
 from decoder_svc.sampling.sampler import Sampler
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_OPTIONAL = frozenset({"lm_head.weight"})  # a tied checkpoint may store it all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +72,27 @@ def load_stage(
     placement: Placement,
     *,
     load_format: str = "auto",
-) -> StageModel:
+) -> DecoderStage:
     """The stage with its weights: the checkpoint's, or random ones with `load_format` dummy.
 
     Raises:
         ValueError: Naming tensors that are missing or unknown.
     """
-    family = model_class(text.architecture)
     with torch.device("meta"):
-        model = family(text, mesh).to(placement.dtype)
+        model = DecoderStage(text, mesh).to(placement.dtype)
     model.to_empty(device=placement.device)
     model.eval()
     if load_format == "dummy":
         _fill(model)
         return model
     with CheckpointReader(model_dir) as reader, torch.inference_mode():
-        reader.check(family.tensor_names(text), optional=_OPTIONAL if text.tied else frozenset())
+        reader.check(text)
         reader.expect_bytes(sum(p.nbytes for p in model.parameters()))
         model.load(reader)
     return model
 
 
-def _fill(model: StageModel) -> None:
+def _fill(model: DecoderStage) -> None:
     """Random weights under which activations stay of a size: the same in any dtype."""
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
     with torch.inference_mode():
@@ -138,7 +136,7 @@ def plans_ahead(config: DecoderConfig) -> bool:
 
 def build_runner(
     config: DecoderConfig,
-    model: StageModel,
+    model: DecoderStage,
     *,
     num_blocks: int,
     rows: torch.Tensor,
@@ -151,7 +149,7 @@ def build_runner(
         config: Of the decoder.
         model: Loaded.
         num_blocks: Pages to take.
-        rows: The slab as [rows, hidden], or nothing behind stage 0.
+        rows: The slab, see `slab_rows`, or nothing behind stage 0.
         grammars: Compiles what answers are to look like.
         link: To the stages before and after.
 
@@ -190,8 +188,8 @@ def build_runner(
     return runner
 
 
-def slab_rows(view: memoryview, *, hidden_size: int, dtype_name: str) -> torch.Tensor:
-    """The slab's bytes as [rows, hidden], shared, not copied."""
-    dtype = _DTYPES[dtype_name]
-    usable = len(view) // (hidden_size * dtype.itemsize) * hidden_size
-    return torch.frombuffer(view, dtype=dtype, count=usable).view(-1, hidden_size)
+def slab_rows(view: memoryview, rows: RowFormat) -> torch.Tensor:
+    """The slab's bytes as [rows, levels x hidden], shared, not copied."""
+    dtype, width = _DTYPES[rows.dtype], rows.levels * rows.hidden_size
+    usable = len(view) // rows.row_bytes * width
+    return torch.frombuffer(view, dtype=dtype, count=usable).view(-1, width)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from decoder_svc.attention.base import AttentionBackend
 from decoder_svc.engine.messages import PlannedSequence, StepPlan
 from decoder_svc.kv_cache.pool import KVPool
-from decoder_svc.models.base import StageModel
+from decoder_svc.models.stage import DecoderStage, MediaRows
 from decoder_svc.parallel.pp import StageLink
 from decoder_svc.parallel.returns import TokenReturn
 from decoder_svc.runner.graphs import DecodeGraphs
@@ -32,14 +32,14 @@ class ModelRunner:
         attention: Reads and writes them.
         seats: What is kept between steps.
         sampler: Draws tokens.
-        rows: [slab rows, hidden] view of the slab that rows of media land in, on the CPU; empty
-            behind the first stage.
+        rows: [slab rows, levels x hidden] view of the slab that rows of media land in, on the CPU;
+            empty behind the first stage.
         link: To the stages before and after; None when there are none.
     """
 
     def __init__(
         self,
-        model: StageModel,
+        model: DecoderStage,
         *,
         pool: KVPool,
         attention: AttentionBackend,
@@ -81,7 +81,9 @@ class ModelRunner:
         self._seats.place(plan.sequences)
         inputs = build_inputs(plan, self._seats, block_size=self.block_size, device=self._device)
         self._attention.plan(inputs.batch, inputs.slots)
-        hidden = self._model(self._enter(inputs), inputs.positions, self._attention)
+        media = self._media(inputs)
+        entered = self._enter(inputs, media)
+        hidden = self._model(entered, inputs.positions, self._attention, media)
         if not self._model.mesh.is_last_stage:
             self._pass_on(plan, hidden, inputs.drawing_seats)
             return None
@@ -115,10 +117,10 @@ class ModelRunner:
             self.returns.send(drawn.tokens)
         return self._tell(plan, drawn)
 
-    def _enter(self, inputs: StepInputs) -> torch.Tensor:
+    def _enter(self, inputs: StepInputs, media: MediaRows | None) -> torch.Tensor:
         """[T, hidden] as the stage begins: embedded, or from the stage before."""
         if self._model.mesh.is_first_stage:
-            return self._model.embed(inputs.token_ids, self._gather(inputs), inputs.embeds_at)
+            return self._model.embed(inputs.token_ids, media)
         return self._receive(len(inputs.slots))
 
     def _receive(self, num_tokens: int) -> torch.Tensor:
@@ -150,10 +152,13 @@ class ModelRunner:
     def _tell(self, plan: StepPlan, drawn: Drawn | None) -> Outcome | None:
         return Outcome(plan.step, drawn, self._device) if self._model.mesh.tp_rank == 0 else None
 
-    def _gather(self, inputs: StepInputs) -> torch.Tensor:
-        """[R, hidden]: a copy, so that the slab's slots may be reused once the step is back."""
+    def _media(self, inputs: StepInputs) -> MediaRows | None:
+        """First stage: the step's rows, copied, so that the slab's slots may be reused after it."""
+        if not self._model.mesh.is_first_stage or not len(inputs.slab_rows):
+            return None
         rows = self._rows.index_select(0, inputs.slab_rows)
-        return rows.to(device=self._device, dtype=self._dtype)
+        placed = rows.to(device=self._device, dtype=self._dtype)
+        return MediaRows(inputs.embeds_at, placed, self._model.config.hidden_size)
 
 
 def _seats_of(plan: StepPlan, device: torch.device) -> torch.Tensor:

@@ -37,7 +37,7 @@ def lend_ranks(config: DecoderConfig, rendezvous: Rendezvous) -> None:
     token = read_token(parallel.rank_token_file)
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)
-    check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size, ep_size=parallel.ep_size)
     local = rendezvous.local_ranks(tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     tasks = [
         RankTask(

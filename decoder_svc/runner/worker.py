@@ -22,6 +22,7 @@ from chiasm.collector import keep_loaded_objects
 from chiasm.config import DecoderConfig
 from chiasm.logs import setup_logging
 from chiasm.process import end_with_parent
+from chiasm.rows import RowFormat
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.embeddings.slab import Slab
 from decoder_svc.engine.messages import StepPlan
@@ -76,6 +77,7 @@ class RankTask:
             tp_size=parallel.tp_size,
             pp_rank=self.rank // parallel.tp_size,
             pp_size=parallel.pp_size,
+            ep_size=parallel.ep_size,
         )
 
 
@@ -223,8 +225,9 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
 
 
 def _rows(task: RankTask, mesh: ParallelMesh) -> torch.Tensor:
-    """[rows, hidden] of the slab, on every rank of the first stage."""
+    """[rows, levels x hidden] of the slab, on every rank of the first stage."""
     if not mesh.is_first_stage:
         return torch.empty(0, task.text.hidden_size)
     slab = Slab(task.slab_bytes, name=task.slab_name)
-    return slab_rows(slab.view(), hidden_size=task.text.hidden_size, dtype_name=task.row_dtype)
+    levels = 1 + task.text.deepstack_levels
+    return slab_rows(slab.view(), RowFormat(task.text.hidden_size, levels, task.row_dtype))

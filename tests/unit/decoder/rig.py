@@ -41,8 +41,8 @@ from decoder_svc.engine.messages import (
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
-from decoder_svc.models.base import StageModel
 from decoder_svc.models.mrope import prompt_positions
+from decoder_svc.models.stage import DecoderStage
 from decoder_svc.parallel import ParallelMesh
 from decoder_svc.runner.inline import InlineExecutor
 from decoder_svc.runner.loading import Placement, load_stage
@@ -61,7 +61,7 @@ SOURCE = Source(b"e" * 16, "encoder:1", 1)
 
 
 @functools.cache
-def loaded(model_dir: Path) -> tuple[TextConfig, StageModel]:
+def loaded(model_dir: Path) -> tuple[TextConfig, DecoderStage]:
     text = read_text_config(model_dir)
     return text, load_stage(model_dir, text, ParallelMesh(), CPU)
 
@@ -86,13 +86,14 @@ class RecordingSampler(Sampler):
 class EncoderAtHand:
     """Answers fetches at once, segment by segment, from rows it was given by digest."""
 
-    def __init__(self, slab: torch.Tensor, *, segment_rows: int) -> None:
+    def __init__(self, slab: torch.Tensor, *, segment_rows: int, levels: int = 1) -> None:
         self.rows: dict[bytes, torch.Tensor] = {}
         self.silent = False
         self.num_opened = 0
         self.rows_sent = 0
         self._slab = slab
         self._segment_rows = segment_rows
+        self._levels = levels
         self._fetches: dict[bytes, Open] = {}
 
     def answer(self, commands: Iterable[FetchCommand]) -> list[FetchEvent]:
@@ -122,7 +123,7 @@ class EncoderAtHand:
             return []
         if fetch.digest not in self.rows:
             return [Failed(fetch.fetch_id, Cause.LOST, "unknown"), Quiesced(fetch.fetch_id)]
-        form = RowFormat(self._slab.shape[1], 1, "float32")
+        form = RowFormat(self._slab.shape[1] // self._levels, self._levels, "float32")
         edges = [*range(fetch.rows.begin, fetch.rows.end, self._segment_rows), fetch.rows.end]
         spans = [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
         return [Ready(fetch.fetch_id, i, span, form) for i, span in enumerate(spans)]
@@ -184,8 +185,9 @@ class Rig:
         ahead: bool = False,
     ) -> None:
         self.text, model = loaded(model_dir)
-        slab = torch.zeros(page_rows * slab_pages, self.text.hidden_size)
-        self.encoder = EncoderAtHand(slab, segment_rows=segment_rows)
+        levels = 1 + self.text.deepstack_levels
+        slab = torch.zeros(page_rows * slab_pages, levels * self.text.hidden_size)
+        self.encoder = EncoderAtHand(slab, segment_rows=segment_rows, levels=levels)
         pool = KVPool(
             self.text,
             ParallelMesh(),
@@ -206,7 +208,7 @@ class Rig:
         self.runner.ahead = ahead
         self.metrics = DecoderMetrics()
         self.receiver = EmbeddingReceiver(
-            pages=slab_pages, page_rows=page_rows, row_bytes=self.text.hidden_size * 4
+            pages=slab_pages, page_rows=page_rows, row_bytes=slab.shape[1] * 4
         )
         blocks = BlockPool(num_blocks)
         self.scheduler = Scheduler(

@@ -1,0 +1,101 @@
+"""Where a matrix lies inside what a checkpoint stores: alone, in a joined tensor, or among experts.
+
+    gate, up           mlp.gate_up_proj.weight                 [2 x width, hidden]
+    all experts' own   mlp.experts.gate_up_proj                [experts, 2 x width, hidden]
+                       mlp.experts.down_proj                   [experts, hidden, width]
+                       or both with their last two dimensions swapped, as hubs have them
+
+Names are those of one layout (`decoder_svc.models.weights` maps the others to it).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Shape = tuple[int, ...]
+Find = Callable[[str], Any]
+"""A stored tensor by name, to be sliced and asked for its shape; None where there is none."""
+
+_HALF = re.compile(r"(.*)\.(gate|up)_proj\.weight")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_WHOLE = slice(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A vector or matrix as a part of a stored tensor. Nothing is read before `read`."""
+
+    stored: str
+    tensor: Any
+    shape: Shape
+    first_row: int = 0
+    expert: int | None = None
+    swapped: bool = False
+
+    def read(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
+        """The part of it that is asked for; steps are not supported."""
+        begin, end, _ = rows.indices(self.shape[0])
+        own_rows = slice(self.first_row + begin, self.first_row + end)
+        if self.expert is None:
+            part = self.tensor[own_rows] if columns == _WHOLE else self.tensor[own_rows, columns]
+        elif self.swapped:
+            chosen = slice(self.expert, self.expert + 1)
+            part = self.tensor[chosen, columns, own_rows][0].t()
+        else:
+            chosen = slice(self.expert, self.expert + 1)
+            part = self.tensor[chosen, own_rows, columns][0]
+        found: torch.Tensor = part
+        return found
+
+
+def locate(name: str, find: Find, *, swapped: bool = False) -> Piece | None:
+    """The piece called `name`, wherever it lies.
+
+    Args:
+        name: In the one layout.
+        find: Looks stored tensors up.
+        swapped: Whether fused experts have their last two dimensions swapped.
+    """
+    if (whole := find(name)) is not None:
+        return Piece(name, whole, tuple(whole.get_shape()))
+    if match := _EXPERT.fullmatch(name):
+        return _expert(match, find, swapped=swapped)
+    if match := _HALF.fullmatch(name):
+        stored = f"{match[1]}.gate_up_proj.weight"
+        if (joined := find(stored)) is not None:
+            height, width = joined.get_shape()
+            first = height // 2 if match[2] == "up" else 0
+            return Piece(stored, joined, (height // 2, width), first)
+    return None
+
+
+def experts_are_swapped(find: Find, names: tuple[str, ...], *, hidden: int, width: int) -> bool:
+    """Whether fused experts are stored with their last two dimensions swapped.
+
+    Told by shape: of the two tensors at least one is no square.
+    """
+    for name in names:
+        down, gate_up = find(f"{name}.down_proj"), find(f"{name}.gate_up_proj")
+        if down is not None and hidden != width:
+            return tuple(down.get_shape()[1:]) == (width, hidden)
+        if gate_up is not None:
+            return tuple(gate_up.get_shape()[1:]) == (hidden, 2 * width)
+    return False
+
+
+def _expert(match: re.Match[str], find: Find, *, swapped: bool) -> Piece | None:
+    experts, index, part = match[1], int(match[2]), match[3]
+    stored = f"{experts}.down_proj" if part == "down" else f"{experts}.gate_up_proj"
+    fused = find(stored)
+    if fused is None or index >= fused.get_shape()[0]:
+        return None
+    height, width = fused.get_shape()[:0:-1] if swapped else fused.get_shape()[1:]
+    if part == "down":
+        return Piece(stored, fused, (height, width), 0, index, swapped)
+    first = height // 2 if part == "up" else 0
+    return Piece(stored, fused, (height // 2, width), first, index, swapped)
