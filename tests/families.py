@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ from tests.checkpoints import DEMO
 torchvision_ops.declare()
 import transformers  # noqa: E402
 
+# Special tokens by what the demo tokenizer calls them: ids, and with them the weights, stay small.
+_GLM_TOKENS = {
+    "<|image_pad|>": "<|image|>",
+    "<|video_pad|>": "<|video|>",
+    "<|vision_start|>": "<|begin_of_image|>",
+    "<|vision_end|>": "<|end_of_image|>",
+    "<|box_start|>": "<|begin_of_video|>",
+    "<|box_end|>": "<|end_of_video|>",
+}
+_CLIP_IN_TEMPLATE = "<|vision_start|><|video_pad|><|vision_end|>"
 _HALF = [0.5, 0.5, 0.5]
 _CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 _CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
@@ -36,6 +46,10 @@ class Family:
     image: dict[str, Any]
     video: dict[str, Any]
     processor: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """The family's special tokens, each in place of one of the demo tokenizer's."""
+    fills_up: bool = False
+    """Whether the reference's frame sampler repeats the last frame of an odd number itself."""
     deepstack: bool = False
     moe: bool = False
 
@@ -69,15 +83,23 @@ def save_tiny(
                 parameter.normal_(mean=1.0, std=0.2)
             elif not parameter.any():  # routers are born zero
                 parameter.normal_(std=0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.3)
     model.to(torch.float32).save_pretrained(target)
     _add_processor(family, target)
     return target
 
 
 def _add_processor(family: Family, target: Path) -> None:
-    for file in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(DEMO / file, target / file)
-    shutil.copyfile(DEMO / "chat_template.jinja", target / "chat_template.jinja")
+    shutil.copyfile(DEMO / "generation_config.json", target / "generation_config.json")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        text = (DEMO / file).read_text()
+        if file.endswith("jinja") and family.tokens:
+            text = text.replace(_CLIP_IN_TEMPLATE, "<|box_start|><|video_pad|><|box_end|>")
+        for ours, theirs in family.tokens.items():
+            text = text.replace(ours, theirs)
+        (target / file).write_text(text)
     for file, content in (
         ("preprocessor_config.json", family.image),
         ("video_preprocessor_config.json", family.video),
@@ -106,6 +128,19 @@ def _text(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def _qwen_ids(demo: dict[str, Any]) -> dict[str, Any]:
     names = ("image", "video", "vision_start", "vision_end")
     return {f"{name}_token_id": demo[f"{name}_token_id"] for name in names}
+
+
+def _glm_ids() -> dict[str, Any]:
+    added = json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    return {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "image_start_token_id": ids["<|vision_start|>"],
+        "image_end_token_id": ids["<|vision_end|>"],
+        "video_start_token_id": ids["<|box_start|>"],
+        "video_end_token_id": ids["<|box_end|>"],
+    }
 
 
 def _qwen3(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -157,6 +192,50 @@ def _qwen3_moe(demo: dict[str, Any]) -> dict[str, Any]:
     return _qwen3(demo, **experts)
 
 
+def _glm(demo: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    rope = {
+        "rope_type": "default",
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 1e4,
+    }
+    return {
+        "text_config": _text(demo, rope_parameters=rope, **changes),
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 80,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "image_size": 56,
+            "patch_size": 14,
+            "initializer_range": 0.12,
+        },
+        **_glm_ids(),
+    }
+
+
+def _glm46(demo: dict[str, Any]) -> dict[str, Any]:
+    made = _glm(demo)
+    made["text_config"]["model_type"] = "glm4v_text"
+    made["vision_config"]["model_type"] = "glm4v_vision"
+    return made
+
+
+def _glm_moe(demo: dict[str, Any]) -> dict[str, Any]:
+    return _glm(
+        demo,
+        moe_intermediate_size=40,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.3,
+    )
+
+
 def _pixels(kind: str, low: int, high: int, patch: int, **more: Any) -> dict[str, Any]:
     return {
         kind: more.pop("type"),
@@ -192,6 +271,17 @@ _QWEN3_VIDEO = _pixels(
     image_mean=_HALF, image_std=_HALF, cap_pixels_per_frame=False,
 )  # fmt: skip
 
+_GLM_IMAGE = _pixels(
+    "image_processor_type", 2 * 56 * 56, 2 * 252 * 252, 14, type="Glm4vImageProcessor",
+    image_mean=_CLIP_MEAN, image_std=_CLIP_STD,
+)  # fmt: skip
+_GLM_VIDEO = _pixels(
+    "video_processor_type", 112 * 112, 10 * 168 * 168, 14, type="Glm4vVideoProcessor",
+    image_mean=_CLIP_MEAN, image_std=_CLIP_STD, fps=2, max_duration=300,
+)  # fmt: skip
+_GLM46_IMAGE = {**_GLM_IMAGE, "image_processor_type": "Glm46VImageProcessor"}
+_GLM46_VIDEO = {**_GLM_VIDEO, "video_processor_type": "Glm46VVideoProcessor"}
+
 FAMILIES: dict[str, Family] = {
     "Qwen2.5-VL": Family(
         "Qwen2_5_VLForConditionalGeneration",
@@ -216,5 +306,33 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VLProcessor",
         deepstack=True,
         moe=True,
+    ),
+    "GLM-4.1V": Family(
+        "Glm4vForConditionalGeneration",
+        _glm,
+        _GLM_IMAGE,
+        _GLM_VIDEO,
+        "Glm4vProcessor",
+        _GLM_TOKENS,
+        fills_up=True,
+    ),
+    "GLM-4.5V": Family(
+        "Glm4vMoeForConditionalGeneration",
+        _glm_moe,
+        _GLM_IMAGE,
+        _GLM_VIDEO,
+        "Glm4vProcessor",
+        _GLM_TOKENS,
+        fills_up=True,
+        moe=True,
+    ),
+    "GLM-4.6V-Flash": Family(
+        "Glm46VForConditionalGeneration",
+        _glm46,
+        _GLM46_IMAGE,
+        _GLM46_VIDEO,
+        "Glm46VProcessor",
+        _GLM_TOKENS,
+        fills_up=True,
     ),
 }

@@ -7,6 +7,9 @@ import importlib
 from decoder_svc.models.family import TextFamily
 
 _FAMILIES = {
+    "Glm46VForConditionalGeneration": "decoder_svc.models.glm4v",
+    "Glm4vForConditionalGeneration": "decoder_svc.models.glm4v",
+    "Glm4vMoeForConditionalGeneration": "decoder_svc.models.glm4v",
     "Qwen2_5_VLForConditionalGeneration": "decoder_svc.models.qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "decoder_svc.models.qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "decoder_svc.models.qwen3_vl",

@@ -13,17 +13,17 @@ _ALIGNED = 16
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU with biases (Shazeer 2020).
+    """SwiGLU (Shazeer 2020), with biases or without.
 
     The product of gate and up can pass 65504, so a float16 tower keeps `down_proj` in float32 and
     everything from the product on is computed in that dtype.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def finish(self) -> None:
         """Joins gate and up into one matrix and widens the block with zeros to an aligned width.
@@ -34,7 +34,8 @@ class GatedMLP(nn.Module):
         pad = -self.gate_proj.out_features % _ALIGNED
         halves = (self.gate_proj, self.up_proj)
         weight = torch.cat([F.pad(half.weight, (0, 0, 0, pad)) for half in halves])
-        bias = torch.cat([F.pad(half.bias, (0, pad)) for half in halves])
+        biases = [F.pad(half.bias, (0, pad)) for half in halves if half.bias is not None]
+        bias = torch.cat(biases) if biases else None
         self.gate_up_proj = _linear(weight, bias)
         self.down_proj = _linear(F.pad(self.down_proj.weight, (0, pad)), self.down_proj.bias)
         del self.gate_proj, self.up_proj
@@ -61,8 +62,9 @@ def _has_tiles(x: Tensor) -> bool:
     return half and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.bias = nn.Parameter(bias, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

@@ -23,6 +23,7 @@ from encoder_svc.layers.attention.registry import load_attention
 from encoder_svc.layers.frames import FrameLayouts, FrameShape, TableReads
 from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.norm import LayerNorm
+from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.models.base import VisionTower
 
@@ -108,7 +109,7 @@ class Qwen3VisionTower(VisionTower):
         self.hidden_size = config.out_hidden_size
         self.levels = 1 + len(config.deepstack_blocks)
         backend = load_attention(attention)
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = PatchEmbed(config.geometry, config.hidden_size)
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config, joined_norm=False)
@@ -145,19 +146,6 @@ class Qwen3VisionTower(VisionTower):
                 deeper[index] = mergers[index](x_NC)
         levels = [self.merger(x_NC), *(deeper[index] for index in self.config.deepstack_blocks)]
         return torch.cat(levels, dim=-1)
-
-
-class PatchEmbed(nn.Module):
-    """The reference's Conv3d whose stride is its kernel: one matrix product."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.proj = nn.Linear(config.geometry.patch_values, config.hidden_size)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """[N, patch values] of any float dtype to [N, C]."""
-        out: Tensor = self.proj(patches.to(self.proj.weight.dtype))
-        return out
 
 
 class MLP(nn.Module):

@@ -8,6 +8,9 @@ from typing import Any
 from encoder_svc.models.base import VisionTower
 
 _TOWERS = {
+    "Glm46VForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
+    "Glm4vForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
+    "Glm4vMoeForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
     "Qwen2_5_VLForConditionalGeneration": ("encoder_svc.models.qwen2_5_vl", "Qwen25VisionTower"),
     "Qwen3VLForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),
     "Qwen3VLMoeForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),

@@ -9,6 +9,9 @@ from chiasm.checkpoint import read_json
 from gateway.planning.base import Planner
 
 _PLANNERS = {
+    "glm46v": "gateway.planning.glm4v:Glm4vPlanner",
+    "glm4v": "gateway.planning.glm4v:Glm4vPlanner",
+    "glm4v_moe": "gateway.planning.glm4v:Glm4vPlanner",
     "qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner",
     "qwen3_vl": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
     "qwen3_vl_moe": "gateway.planning.qwen3_vl:Qwen3VLPlanner",

@@ -140,10 +140,12 @@ class Served:
         """The reference's rows, all levels, per medium."""
         found = []
         for plan, patches in zip(made.plans, made.patches, strict=True):
-            out = self.reference.model.get_image_features(patches, torch.tensor([shape(plan)]))
-            levels = [*out.pooler_output]
+            t, height, width = shape(plan)
+            frames = torch.tensor([[1, height, width]] * t)  # attention stays within a frame
+            out = self.reference.model.get_image_features(patches, frames)
             deeper = getattr(out, "deepstack_features", None) or ()
-            found.append(torch.cat([*levels, *(level[0] for level in deeper)], dim=-1))
+            levels = [torch.cat(level) for level in (out.pooler_output, *deeper)]
+            found.append(torch.cat(levels, dim=-1))
         return found
 
     @torch.inference_mode()

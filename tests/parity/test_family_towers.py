@@ -36,7 +36,7 @@ def pair_(
 
 def expected_rows(reference: Any, patches: torch.Tensor, grids: list[Grid]) -> torch.Tensor:
     """[rows, levels x hidden]."""
-    shapes = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids])
+    shapes = torch.tensor([[1, grid.h, grid.w] for grid in grids for _ in range(grid.t)])
     found = reference.model.get_image_features(patches, shapes)
     levels = [torch.cat(found.pooler_output)]
     levels += [torch.cat(level) for level in getattr(found, "deepstack_features", None) or ()]

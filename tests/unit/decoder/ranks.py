@@ -13,6 +13,7 @@ from decoder_svc.attention.base import AttentionBatch
 from decoder_svc.attention.reference import ReferenceAttention
 from decoder_svc.config import read_text_config
 from decoder_svc.kv_cache.pool import KVPool
+from decoder_svc.models.stage import MediaRows
 from decoder_svc.parallel import ParallelMesh
 from decoder_svc.runner.loading import Placement, load_stage
 
@@ -38,7 +39,7 @@ def run_stage(model_dir: Path, mesh: ParallelMesh, hidden: torch.Tensor | None) 
         rows = torch.randn(2, text.hidden_size, generator=torch.Generator().manual_seed(1))
         ids = torch.arange(40, 40 + TOKENS)
         ids[-1] = text.vocab_size - 1  # of the last rank's part
-        hidden = model.embed(ids, rows, torch.tensor([3, 4]))
+        hidden = model.embed(ids, MediaRows(torch.tensor([3, 4]), rows, text.hidden_size))
     hidden = model(hidden, torch.arange(TOKENS).expand(3, -1), attention)
     return model.logits(hidden) if mesh.is_last_stage else hidden
 

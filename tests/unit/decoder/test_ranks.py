@@ -258,6 +258,7 @@ def test_the_lm_head_counts_as_layers_of_the_last_stage(text: TextConfig) -> Non
         num_heads=28,
         num_kv_heads=4,
         head_dim=128,
+        rotary_dim=128,
         vocab_size=152064,
         mrope_section=(16, 24, 24),
     )
