@@ -66,6 +66,17 @@ def loaded(model_dir: Path) -> tuple[TextConfig, DecoderStage]:
     return text, load_stage(model_dir, text, ParallelMesh(), CPU)
 
 
+def new_pool(text: TextConfig, num_blocks: int, block_size: int) -> KVPool:
+    return KVPool(
+        text,
+        ParallelMesh(),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=torch.float32,
+        device=CPU.device,
+    )
+
+
 class RecordingSampler(Sampler):
     """Keeps the raw logits of every step that sampled."""
 
@@ -188,14 +199,7 @@ class Rig:
         levels = 1 + self.text.deepstack_levels
         slab = torch.zeros(page_rows * slab_pages, levels * self.text.hidden_size)
         self.encoder = EncoderAtHand(slab, segment_rows=segment_rows, levels=levels)
-        pool = KVPool(
-            self.text,
-            ParallelMesh(),
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=torch.float32,
-            device=CPU.device,
-        )
+        pool = new_pool(self.text, num_blocks, block_size)
         self.sampler = RecordingSampler.of(model_dir, self.text)
         self.runner = ModelRunner(
             model,
