@@ -6,6 +6,7 @@ Lives in one thread of the engine. Knows nothing of jobs, queues or the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,13 @@ class TowerRunner:
         self, batch: Sequence[PreparedUnit], *, segment_rows: int
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
+        # Which GPU is the current one is a matter of each thread, and kernels go by it.
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            return self._run(batch, segment_rows)
+
+    def _run(
+        self, batch: Sequence[PreparedUnit], segment_rows: int
+    ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         # Copied even when there is one: how numpy aligned it must not show in the last bits.
         patches = torch.cat([self._to_device(unit) for unit in batch])
         rows = self._forward(patches, [unit.grid for unit in batch]).to(self._row_dtype)

@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["Encoder"].full_name
 
 _POLL_S = 0.05
+_WARM_CELLS = 18  # along a side: 1296 patches where 2 x 2 make a cell, whole windows and cut ones
 _LAST_STREAMS_S = 0.5  # for what is left after the drain: WatchLoad streams, which never end
 
 
@@ -175,13 +176,15 @@ def _second_level(config: EncoderConfig, runner: TowerRunner) -> SecondLevel | N
 
 
 def warm_up(runner: TowerRunner) -> None:
-    """Runs the smallest picture. Raises ValueError when even that has no finite rows."""
-    geometry = runner.geometry
-    grid = Grid(1, geometry.merge, geometry.merge)
-    patches = np.zeros((grid.patches, geometry.patch_values), dtype=np.float32)
-    (outcome,) = runner.run([PreparedUnit(patches, grid)], segment_rows=1)
-    if isinstance(outcome, RunFailure):
-        raise ValueError(f"{outcome.message}, for a blank picture: is --dtype right?")
+    """Runs the smallest picture, and on a GPU a larger one, so that the first request finds every
+    kernel compiled. Raises ValueError when a blank picture has no finite rows."""
+    cells = [1, _WARM_CELLS] if runner.device.type == "cuda" else [1]
+    for side in cells:
+        grid = Grid(1, side * runner.geometry.merge, side * runner.geometry.merge)
+        patches = np.zeros((grid.patches, runner.geometry.patch_values), dtype=np.float32)
+        (outcome,) = runner.run([PreparedUnit(patches, grid)], segment_rows=4096)
+        if isinstance(outcome, RunFailure):
+            raise ValueError(f"{outcome.message}, for a blank picture: is --dtype right?")
 
 
 def describe(config: EncoderConfig, parts: Parts, port: int) -> common_pb2.Description:

@@ -18,7 +18,7 @@ _ROWS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile
 _TOGETHER = 8  # rows of tiles that are worked on side by side, for the cache
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # one compilation for all sizes of batch
 def _gated(
     x, gate, up, bias, out, M, F,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,18 @@ def test_reading_does_not_wait_for_or_see_the_next_forward() -> None:
         runner.run(batch, segment_rows=10)
     assert [bytes(buffer.read(0, buffer.num_rows)) for buffer in first[0]] == before
     assert bytes(first[0][0].read(2, 5)) == before[0][2 * 256 : 5 * 256]  # 128 x bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_thread_whose_current_gpu_is_another() -> None:
+    """The engine's thread never chose a GPU: kernels must go by the tower's all the same."""
+    batch = units()
+    runner = load("cuda:1", "auto")
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(3):  # the third time as a graph
+            found = thread.submit(rows, runner, batch).result()
+    for ours, expected in zip(found, rows(load("cpu", "float32"), batch), strict=True):
+        assert torch.cosine_similarity(ours, expected).min() >= 0.999
 
 
 def test_non_finite_rows_fail_their_unit_alone() -> None:

@@ -17,6 +17,7 @@ from encoder_svc.layers.rotary import Angles
 LONGEST = 128
 """Tokens of a segment whose scores still fit one program's registers."""
 
+_SHORT = 64  # what most windows hold; padded to, so that there are two compilations and no more
 _LEAST = 16  # of a side of a matrix product
 _HEADS_A_PROGRAM = (4, 2, 1)
 _STAGES = 3  # the next heads are on their way while one is computed
@@ -94,10 +95,10 @@ def attend_windows(qkv_N3HD: Tensor, angles: Angles, segments: Segments) -> Tens
     assert qkv_N3HD.is_contiguous() and segments.longest <= LONGEST and blocks is not None
     out = torch.empty(tokens, heads * head_dim, dtype=qkv_N3HD.dtype, device=qkv_N3HD.device)
     per = next(number for number in _HEADS_A_PROGRAM if heads % number == 0)
-    length = max(_LEAST, int(triton.next_power_of_2(segments.longest)))
+    length = _SHORT if segments.longest <= _SHORT else LONGEST
     _windows[(segments.edges.numel() - 1, heads // per)](
         qkv_N3HD, angles.cos, angles.sin, segments.edges, out, head_dim**-0.5,
         heads, head_dim, *blocks, length, per, _STAGES,
-        num_warps=4 if length <= 64 else 8,
+        num_warps=4 if length == _SHORT else 8,
     )  # fmt: skip
     return out
