@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +38,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
+        self.source = source
         self._variables = dict(variables)
         self._takes_text = "probe" in self._try({"role": "user", "content": "probe"})
 
@@ -66,8 +67,10 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         options: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] = (),
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt's text, open for the assistant's turn.
+        """The prompt's text, by default open for the assistant's turn.
 
         Raises:
             InvalidRequest: The template refuses these messages.
@@ -76,8 +79,8 @@ class ChatTemplate:
             return self._template.render(
                 **{**(options or {}), **self._variables},
                 messages=messages,
-                tools=None,
-                add_generation_prompt=True,
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
             )
         except _Refused as refused:
             raise InvalidRequest(f"chat template: {refused}", param="messages") from refused

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from chiasm.errors import Unavailable
 from chiasm.v1 import decoder_pb2
+from gateway.answer_reader import NOTHING, AnswerReader, Heard
 from gateway.detokenizer import Detokenizer
 from gateway.messages import ChoiceDone, Delta, FinishReason, TokenLogprob
 
@@ -20,8 +21,14 @@ _REASONS = {
 class Choices:
     """Detokenizes every choice; knows which have ended."""
 
-    def __init__(self, n: int, make_detokenizer: Callable[[], Detokenizer]) -> None:
+    def __init__(
+        self,
+        n: int,
+        make_detokenizer: Callable[[], Detokenizer],
+        make_reader: Callable[[], AnswerReader] = AnswerReader,
+    ) -> None:
         self._detokenizers = [make_detokenizer() for _ in range(n)]
+        self._readers = [make_reader() for _ in range(n)]
         self._ids: list[list[int]] = [[] for _ in range(n)]
         self._ended = [False] * n
         self.overrun = 0
@@ -60,9 +67,13 @@ class Choices:
             TokenLogprob(token_id, entry.logprob, _top(entry))
             for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=False)
         )
-        events: list[ChoiceEvent] = [Delta(choice, piece.text, tuple(delta.token_ids), logprobs)]
-        if piece.stopped:
-            events.append(self._end(choice, FinishReason.STOP))
+        reader = self._readers[choice]
+        heard = reader.push(piece.text) if piece.text else NOTHING
+        ids, calls = tuple(delta.token_ids), heard.calls
+        said = Delta(choice, heard.text, ids, logprobs, heard.reasoning, calls)
+        events: list[ChoiceEvent] = [said]
+        if piece.stopped or reader.over:
+            events += self._end(choice, FinishReason.STOP)
         return events
 
     def finish(self, finished: decoder_pb2.ChoiceFinished) -> list[ChoiceEvent]:
@@ -74,14 +85,25 @@ class Choices:
         if reason is None:
             raise Unavailable("the decoder gave up on the request")
         detokenizer = self._detokenizers[choice]
-        rest = detokenizer.flush()
-        events: list[ChoiceEvent] = [Delta(choice, rest)] if rest else []
-        events.append(self._end(choice, FinishReason.STOP if detokenizer.stopped else reason))
-        return events
+        heard = self._readers[choice].push(detokenizer.flush())
+        return [
+            *_said(choice, heard),
+            *self._end(choice, FinishReason.STOP if detokenizer.stopped else reason),
+        ]
 
-    def _end(self, choice: int, reason: FinishReason) -> ChoiceDone:
+    def _end(self, choice: int, reason: FinishReason) -> list[ChoiceEvent]:
         self._ended[choice] = True
-        return ChoiceDone(choice, reason)
+        reader = self._readers[choice]
+        rest = _said(choice, reader.flush())
+        if reason is FinishReason.STOP and reader.has_called:
+            reason = FinishReason.TOOL_CALLS
+        return [*rest, ChoiceDone(choice, reason)]
+
+
+def _said(choice: int, heard: Heard) -> list[ChoiceEvent]:
+    if heard == NOTHING:
+        return []
+    return [Delta(choice, heard.text, reasoning=heard.reasoning, calls=heard.calls)]
 
 
 def _top(entry: decoder_pb2.TokenLogprobs) -> tuple[tuple[int, float], ...]:

@@ -24,15 +24,26 @@ class Piece:
     stopped: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How ids become text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Whether the stop string is part of the text."""
+    kept: frozenset[int] = frozenset()
+    """Special tokens that stay in the text, by name."""
+
+
 class Detokenizer:
     """One choice's text. Joined pieces = the whole text up to the leftmost stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, stop: tuple[str, ...] = ()) -> None:
-        self._skip = vocabulary.special_ids
+    def __init__(self, vocabulary: Vocabulary, manner: Manner = Manner()) -> None:  # noqa: B008
+        self._skip = vocabulary.special_ids - manner.kept
         self._decoder: _Decoder = (
             _ByteDecoder(vocabulary) if vocabulary.is_byte_level else _WindowDecoder(vocabulary)
         )
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(manner.stop, include=manner.include_stop)
 
     @property
     def stopped(self) -> bool:
@@ -59,9 +70,10 @@ class StopStrings:
     earlier is still open when a shorter one is complete, the decision waits for it.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
         assert all(stop), "stop strings are not empty"
         self._stop = stop
+        self._include = include
         self._held = ""
         self.found = False
 
@@ -74,7 +86,7 @@ class StopStrings:
         open_at = self._open_prefix()
         if match >= 0 and not 0 <= open_at < match:
             self.found = True
-            return self._release(match, keep=False)
+            return self._release(self._cut(match), keep=False)
         return self._release(open_at if open_at >= 0 else len(self._held))
 
     def flush(self, text: str = "") -> str:
@@ -84,7 +96,14 @@ class StopStrings:
             return out
         match = self._match()
         self.found = match >= 0
-        return out + self._release(match if self.found else len(self._held), keep=False)
+        until = self._cut(match) if self.found else len(self._held)
+        return out + self._release(until, keep=False)
+
+    def _cut(self, match: int) -> int:
+        """Where the text ends: before the stop string, or behind the shortest that begins there."""
+        if not self._include:
+            return match
+        return match + min(len(s) for s in self._stop if self._held.startswith(s, match))
 
     def _match(self) -> int:
         found = (self._held.find(stop) for stop in self._stop)

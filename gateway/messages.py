@@ -6,7 +6,7 @@ Owns no parsing and no wire format: a face translates, the pipeline decides.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +27,16 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    """It has called tools, and waits for what they say."""
+
+
+class ToolChoice(StrEnum):
+    """Whether tools are called."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class MediaPart:
     url: str | None = None
     data: bytes | None = None
     param: str = ""
+    options: MediaOptions | None = None
+    """Wishes about this medium alone; what is None there is as the request has it."""
 
     def __post_init__(self) -> None:
         assert (self.url is None) != (self.data is None), "a media part has a url or data"
@@ -71,6 +83,63 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    """What an assistant thought before it spoke, for templates that show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function the model may call."""
+
+    name: str
+    body: Mapping[str, Any]
+    """As the client gave it: what the chat template shows."""
+    parameters: Mapping[str, Any]
+    """A JSON schema of an object."""
+    strict: bool = False
+    """Whether its arguments must fit the schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolbox:
+    """The tools of a request."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice = ToolChoice.AUTO
+    named: str | None = None
+    """The one that must be called."""
+    parallel: bool = True
+    """Whether one answer may call several times."""
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Those that may be called."""
+        return tuple(t for t in self.tools if self.named in (None, t.name))
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether there must be a call."""
+        return self.choice is ToolChoice.REQUIRED or self.named is not None
+
+
+class GuideKind(StrEnum):
+    """What an answer's form is given as."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """The form an answer must have."""
+
+    kind: GuideKind
+    value: Any
+    """A schema, a pattern, a tuple of strings, or a grammar."""
+    param: str
+    """The request part that asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +177,11 @@ class MediaOptions:
     fps: float | None = None
     max_frames: int | None = None
 
+    def over(self, other: MediaOptions) -> MediaOptions:
+        """These wishes, and the other's where there are none."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(other, **{name: v for name, v in mine.items() if v is not None})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -117,6 +191,11 @@ class Envelope:
     model: str
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Whether the stop string that ended an answer is part of it."""
+    skip_special: bool = True
+    """Whether special tokens leave no trace in the text."""
+    guide: Guide | None = None
     tenant: bytes = b""
     """Who asks; empty = no keys are asked for."""
     tenant_salt: bytes = b""
@@ -137,6 +216,11 @@ class ChatJob(Envelope):
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     media_options: MediaOptions = MediaOptions()
+    toolbox: Toolbox | None = None
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of an assistant's turn."""
+    continue_final: bool = False
+    """Whether the last message is left open, to be gone on with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +240,25 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of a call: its id and name come first and once, its arguments bit by bit."""
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """Newly decoded text of one choice. `text` may be empty while ids and logprobs are not."""
+    """Newly decoded text of one choice. All of it may be empty while ids and logprobs are not."""
 
     choice: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

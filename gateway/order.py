@@ -81,7 +81,9 @@ def context_of(job: Envelope) -> common_pb2.RequestContext:
     )
 
 
-def sampling_of(sampling: Sampling, *, room: int) -> decoder_pb2.SamplingParams:
+def sampling_of(
+    sampling: Sampling, *, room: int, grammar: decoder_pb2.Grammar | None = None
+) -> decoder_pb2.SamplingParams:
     """Sampling on the wire. Too large a `max_tokens` is cut to what the context has room for."""
     return decoder_pb2.SamplingParams(
         max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
@@ -98,6 +100,7 @@ def sampling_of(sampling: Sampling, *, room: int) -> decoder_pb2.SamplingParams:
         ignore_eos=sampling.ignore_eos,
         n=sampling.n,
         top_logprobs=sampling.top_logprobs,
+        grammar=grammar,
         logit_bias=[
             decoder_pb2.LogitBias(token_id=token_id, bias=bias)
             for token_id, bias in sampling.logit_bias

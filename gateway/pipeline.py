@@ -17,11 +17,23 @@ from pathlib import Path
 from chiasm.config import GatewayConfig
 from chiasm.errors import InvalidRequest, ModelNotFound, ResourceExhausted, TooLarge, Unavailable
 from gateway.admission import Admission
+from gateway.answer_reader import AnswerReader
 from gateway.choices import Choices
-from gateway.detokenizer import Detokenizer
+from gateway.detokenizer import Detokenizer, Manner
 from gateway.discovery import Fleet
+from gateway.guides import grammar_of
 from gateway.media import Intake, Medium
-from gateway.messages import ChatJob, Delta, Event, Job, MediaPart, RawJob, Readiness, ServedModel
+from gateway.messages import (
+    ChatJob,
+    Delta,
+    Event,
+    Job,
+    MediaOptions,
+    MediaPart,
+    RawJob,
+    Readiness,
+    ServedModel,
+)
 from gateway.order import Item, Order, context_of, sampling_of
 from gateway.patience import PATIENCE_S, soon
 from gateway.planning import Keys, Layout, Planner, seal
@@ -29,6 +41,7 @@ from gateway.prompt import ExpandedPrompt, PromptBuilder
 from gateway.relay import Relay
 from gateway.routing import Endpoint, prefix_key
 from gateway.timeline import Timeline
+from gateway.turns import TurnForm
 
 
 class Pipeline:
@@ -88,7 +101,7 @@ class Pipeline:
                 flown = self._relay.fly(
                     order,
                     decoder=decoder,
-                    choices=lambda: self._choices(job),
+                    choices=lambda: self._choices(job, prompt),
                     timeline=timeline,
                 )
                 try:
@@ -145,7 +158,9 @@ class Pipeline:
         if not isinstance(job, ChatJob):
             return []
         layouts = [
-            self._planner.plan(medium.header, job.media_options, param=medium.part.param)
+            self._planner.plan(
+                medium.header, _wishes(medium.part, job.media_options), param=medium.part.param
+            )
             for medium in media
         ]
         most = self._config.media.max_request_pixels
@@ -164,7 +179,7 @@ class Pipeline:
                 self._prompts.render,
                 job.messages,
                 scripts=[layout.script for layout in layouts],
-                options=job.template_options,
+                form=TurnForm.of(job),
                 limit=self._fleet.decoders.max_model_len,
             )
             return self._prompts.expand(rendered, [r for layout in layouts for r in layout.runs])
@@ -229,17 +244,35 @@ class Pipeline:
             token_ids=prompt.token_ids,
             items=items,
             decode_bytes=sum(medium.header.decode_bytes for medium in media),
-            sampling=sampling_of(job.sampling, room=room),
+            sampling=sampling_of(
+                job.sampling, room=room, grammar=grammar_of(job, self._prompts.dialect, prompt)
+            ),
         )
 
-    def _choices(self, job: Job) -> Choices:
-        return Choices(job.sampling.n, lambda: Detokenizer(self._prompts.vocabulary, job.stop))
+    def _choices(self, job: Job, prompt: ExpandedPrompt) -> Choices:
+        prompts = self._prompts
+        toolbox = job.toolbox if isinstance(job, ChatJob) else None
+        dialect = prompts.dialect if isinstance(job, ChatJob) else None
+        manner = Manner(
+            stop=job.stop,
+            include_stop=job.include_stop,
+            kept=prompts.kept_ids(special=not job.skip_special, tags=dialect is not None),
+        )
+        return Choices(
+            job.sampling.n,
+            lambda: Detokenizer(prompts.vocabulary, manner),
+            lambda: AnswerReader(dialect, toolbox, thinking=prompt.opens_thought),
+        )
 
 
 def _name(model: str) -> str:
     """A directory's own name; `demo` and hub ids as they are."""
     path = Path(model)
     return path.resolve().name if path.is_dir() else model
+
+
+def _wishes(part: MediaPart, of_request: MediaOptions) -> MediaOptions:
+    return of_request if part.options is None else part.options.over(of_request)
 
 
 def _missing(role: str) -> Unavailable:

@@ -6,19 +6,21 @@ template put its slot. Knows nothing of sizes: how many rows an item has is the 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from chiasm.checkpoint import read_json
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality, Span
 from gateway.chat_template import ChatTemplate
-from gateway.messages import MediaPart, Message, Role, TextPart, ToolCall
+from gateway.dialects import Dialect
+from gateway.dialects.grammar import quoted
+from gateway.messages import MediaPart, Message, Role
 from gateway.placeholders import Places, Script, num_runs
+from gateway.turns import TurnForm, left_open, turn_of
 from gateway.vocabulary import Vocabulary
 
 
@@ -37,6 +39,8 @@ class RenderedPrompt:
 
     token_ids: tuple[int, ...]
     slots: tuple[Slot, ...]
+    opens_thought: bool = False
+    """Whether it ends inside a thought of the assistant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class ExpandedPrompt:
 
     token_ids: tuple[int, ...]
     runs: tuple[tuple[Span, ...], ...] = ()
+    opens_thought: bool = False
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -66,6 +71,8 @@ class PromptBuilder:
         config = read_json(model_dir / "config.json")
         self.vocabulary = Vocabulary(model_dir)
         self._template = ChatTemplate.from_dir(model_dir)
+        family = str(config.get("model_type"))
+        self.dialect = Dialect.of(family, self._template.source, self._quote)
         self._kinds = _placeholders(config)
         self._places = Places({self.vocabulary.name_of(i): kind for i, kind in self._kinds.items()})
         text = config.get("text_config") or {}
@@ -78,7 +85,7 @@ class PromptBuilder:
         messages: Sequence[Message],
         *,
         scripts: Sequence[Script] | None = None,
-        options: Mapping[str, Any] | None = None,
+        form: TurnForm = TurnForm(),  # noqa: B008, frozen
         limit: int = 0,
     ) -> RenderedPrompt:
         """Applies the chat template and tokenizes.
@@ -86,21 +93,14 @@ class PromptBuilder:
         Args:
             messages: The conversation.
             scripts: Per medium, what stands in its place: text and runs. None = one run each.
-            options: Further variables of the template.
+            form: How they are to be rendered.
             limit: Most tokens the caller can use; text that must have more is not tokenized.
                 0 = any.
 
         Raises:
             InvalidRequest: The template refuses the messages, or has no slot for one of the media.
         """
-        guard = self.vocabulary.specials.guard_value
-        for name in options or ():
-            if name in self._template.reserved:
-                raise InvalidRequest(f"{name} may not be set", param=f"chat_template_kwargs.{name}")
-        text = self._template.render(
-            [self._turn(message) for message in messages],
-            options=guard(options or {}),
-        )
+        text = self._render(messages, form)
         self._check_length(text, limit, "messages")
         media = [
             part.modality
@@ -112,7 +112,9 @@ class PromptBuilder:
             raise _no_slot(messages)
         text = self._places.fill(text, scripts)
         ids = self.vocabulary.encode_sealed(self.vocabulary.specials.seal(text))
-        return RenderedPrompt(tuple(ids), self._slots(ids, media, scripts))
+        return RenderedPrompt(
+            tuple(ids), self._slots(ids, media, scripts), self.dialect.opens_thought(text)
+        )
 
     def expand(self, rendered: RenderedPrompt, rows_per_slot: Sequence[int]) -> ExpandedPrompt:
         """Replaces every placeholder token by a run of as many as it stands for.
@@ -134,7 +136,7 @@ class PromptBuilder:
             ids.extend([rendered.token_ids[slot.position]] * rows)
             done = slot.position + 1
         ids.extend(rendered.token_ids[done:])
-        return ExpandedPrompt(tuple(ids), tuple(map(tuple, runs)))
+        return ExpandedPrompt(tuple(ids), tuple(map(tuple, runs)), rendered.opens_thought)
 
     def encode_text(
         self, text: str, *, parse_special: bool = False, limit: int = 0
@@ -166,6 +168,40 @@ class PromptBuilder:
                     param=param,
                 )
 
+    def kept_ids(self, *, special: bool, tags: bool) -> frozenset[int]:
+        """Special tokens that stay in an answer's text: all, or what the dialect's tags are."""
+        if special:
+            return self.vocabulary.special_ids
+        if not tags:
+            return frozenset()
+        ids = map(self.vocabulary.added_id, self.dialect.tags)
+        return frozenset(i for i in ids if i is not None)
+
+    def _render(self, messages: Sequence[Message], form: TurnForm) -> str:
+        specials = self.vocabulary.specials
+        for name in form.options:
+            if name in self._template.reserved:
+                raise InvalidRequest(f"{name} may not be set", param=f"chat_template_kwargs.{name}")
+        if form.tools and self.dialect.tools is None:
+            raise InvalidRequest("the model's chat template takes no tools", param="tools")
+        takes_text = self._template.takes_text
+        turns = [turn_of(message, specials, takes_text=takes_text) for message in messages]
+        mark = f"\ufdd2{secrets.token_hex(8)}\ufdd2"
+        if form.continue_final:
+            turns[-1] = left_open(turns[-1], mark)
+        text = self._template.render(
+            turns,
+            options=specials.guard_value(form.options),
+            tools=[specials.guard_value(tool.body) for tool in form.tools],
+            add_generation_prompt=form.add_generation_prompt and not form.continue_final,
+        )
+        return text[: text.rindex(mark)] if form.continue_final else text
+
+    def _quote(self, name: str) -> str:
+        """A tag as a grammar names it."""
+        token_id = self.vocabulary.added_id(name)
+        return quoted(name) if token_id is None else f"<[{token_id}]>"
+
     def _check_length(self, text: str, limit: int, param: str) -> None:
         """Saves tokenizing what cannot fit. Normalizing shortens text 4:1 at most."""
         if limit and len(text) > 4 * self.vocabulary.longest * limit:
@@ -180,42 +216,6 @@ class PromptBuilder:
         found = [at for at, token in enumerate(ids) if token in self._kinds]
         assert len(found) == len(owners), "one token per run"
         return tuple(Slot(at, media[item], item) for at, item in zip(found, owners, strict=True))
-
-    def _turn(self, message: Message) -> dict[str, Any]:
-        """One message as chat templates expect it, every user string guarded."""
-        guard = self.vocabulary.specials.guard
-        turn: dict[str, Any] = {"role": message.role.value, "content": self._content(message)}
-        if message.tool_calls:
-            turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
-        if message.name is not None:
-            turn["name"] = guard(message.name)
-        if message.tool_call_id is not None:
-            turn["tool_call_id"] = guard(message.tool_call_id)
-        return turn
-
-    def _content(self, message: Message) -> str | list[dict[str, str]]:
-        guard = self.vocabulary.specials.guard
-        texts = [part.text for part in message.parts if isinstance(part, TextPart)]
-        if len(texts) == len(message.parts) and self._template.takes_text:
-            return guard("".join(texts))
-        return [
-            {"type": "text", "text": guard(part.text)}
-            if isinstance(part, TextPart)
-            else {"type": part.modality.value}
-            for part in message.parts
-        ]
-
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        arguments: Any = call.arguments
-        try:
-            parsed = orjson.loads(call.arguments)
-        except orjson.JSONDecodeError:
-            pass  # what a model once wrote may not be JSON; it is shown as it was
-        else:
-            arguments = parsed if isinstance(parsed, dict) else arguments
-        guard = self.vocabulary.specials.guard_value
-        function = {"name": guard(call.name), "arguments": guard(arguments)}
-        return {"type": "function", "id": guard(call.id), "function": function}
 
 
 def _placeholders(config: Mapping[str, Any]) -> dict[int, Modality]:

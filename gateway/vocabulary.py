@@ -37,6 +37,7 @@ class Vocabulary:
         self._plain.no_padding()
         self.specials = SpecialTokens(special)
         self._special_ids = frozenset(map(self._id, special))
+        self._added = {token["content"]: self._id(token["content"]) for token in added}
         self._sealed = _sealed_copy(spec, self.specials)
         self._renumber = {
             self._sealed.token_to_id(self.specials.seal_of(name)): self._id(name)
@@ -65,6 +66,10 @@ class Vocabulary:
         """Whether every token is a run of bytes, so that ids can be decoded one by one."""
         decoder = orjson.loads(self._plain.to_str()).get("decoder") or {}
         return bool(decoder.get("type") == "ByteLevel")
+
+    def added_id(self, name: str) -> int | None:
+        """The id of an added token, special or not; None when there is none of this name."""
+        return self._added.get(name)
 
     def encode(self, text: str) -> list[int]:
         """Ids of text in which special tokens' names are plain text."""

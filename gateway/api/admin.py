@@ -17,10 +17,12 @@ from chiasm.errors import InvalidRequest, ModelNotFound, Unauthenticated
 from gateway.api.answer import face_of
 from gateway.api.body import read_body
 from gateway.api.face import Face
+from gateway.api.guides import tool_of
 from gateway.api.jobs import chat_messages
 from gateway.api.openai_schema import DetokenizeBody, TokenizeBody
 from gateway.api.openapi import docs_page, takes
 from gateway.messages import MediaPart, ServedModel
+from gateway.turns import TurnForm
 
 router = APIRouter()
 _CSP = (
@@ -50,7 +52,11 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     ids = await asyncio.to_thread(_encode, face, body)
-    return _json({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids})
+    answer = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        spell = face.prompts.vocabulary.bytes_of
+        answer["token_strs"] = [spell(token_id).decode("utf-8", "replace") for token_id in ids]
+    return _json(answer)
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeBody), tags=["Tokenizer"])
@@ -115,7 +121,14 @@ def _encode(face: Face, body: TokenizeBody) -> Sequence[int]:
     messages = chat_messages(body.messages or ())
     if any(isinstance(part, MediaPart) for message in messages for part in message.parts):
         raise InvalidRequest("media cannot be tokenized here", param="messages")
-    return face.prompts.render(messages).token_ids
+    tools = [tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
+    form = TurnForm(
+        options=body.chat_template_kwargs or {},
+        tools=tuple(tools),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final=body.continue_final_message,
+    )
+    return face.prompts.render(messages, form=form).token_ids
 
 
 def _find(face: Face, model_id: str | None) -> ServedModel:

@@ -47,9 +47,7 @@ async def whole(request: Request, events: Events, wire: Wire, *, num_choices: in
     async with aclosing(events), cancelled_when_gone(request.receive):
         async for event in events:
             if isinstance(event, Delta):
-                choice = choices[event.choice]
-                choice.text.append(event.text)
-                choice.logprobs.extend(event.logprobs)
+                choices[event.choice].take(event)
             elif isinstance(event, ChoiceDone):
                 choices[event.choice].reason = event.reason
             else:

@@ -9,10 +9,12 @@ from typing import Any
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
+from gateway.api.guides import guide_of, toolbox_of
 from gateway.api.openai_schema import (
     ChatBody,
     CompletionBody,
     ImageContent,
+    MediaUrl,
     MessageBody,
     RefusalContent,
     SamplingBody,
@@ -32,23 +34,25 @@ from gateway.messages import (
     ToolCall,
 )
 
+LOW_DETAIL = 512 * 512
 COMPLETION_MAX_TOKENS = 16  # /v1/completions' default, as at OpenAI
 _MOST_TOKENS = 2**31 - 1
 
 _NOT_SUPPORTED = (
-    "tools",
     "functions",
     "function_call",
     "audio",
     "prediction",
     "web_search_options",
     "chat_template",
-    "continue_final_message",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
+    "documents",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "logits_processors",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "kv_transfer_params",
     "use_beam_search",
     "prompt_logprobs",
     "suffix",
@@ -98,6 +102,10 @@ def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
         traceparent=caller.traceparent,
         tracestate=caller.tracestate,
         template_options=body.chat_template_kwargs or {},
+        toolbox=toolbox_of(body),
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final=_continues(body),
+        **_shape(body),
         media_options=MediaOptions(**media.model_dump()) if media else MediaOptions(),
     )
 
@@ -125,6 +133,7 @@ def raw_jobs(body: CompletionBody, caller: Caller, *, vocab_size: int) -> tuple[
             prompt=prompt,
             sampling=sampling,
             stop=stop_strings(body),
+            **_shape(body),
             tenant=caller.tenant,
             tenant_salt=salted(caller.tenant, body.cache_salt),
             priority=body.priority or 0,
@@ -140,11 +149,8 @@ def refuse_unsupported(body: SamplingBody) -> None:
     for name in _NOT_SUPPORTED:
         if getattr(body, name, None) not in (None, False, "", [], {}):
             raise InvalidRequest(f"{name} is not supported", param=name)
-    form = body.response_format
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise InvalidRequest("only the type text is supported", param="response_format")
-    if getattr(body, "tool_choice", None) not in (None, "none", "auto"):
-        raise InvalidRequest("tools are not supported", param="tool_choice")
+    if body.length_penalty not in (None, 1, 1.0):
+        raise InvalidRequest("length_penalty is not supported", param="length_penalty")
     if getattr(body, "modalities", None) not in (None, [], ["text"]):
         raise InvalidRequest("only text is produced", param="modalities")
     if body.stream_options is not None and not body.stream:
@@ -184,6 +190,7 @@ def _message(body: MessageBody, param: str) -> Message:
         tool_calls=tuple(_call(call) for call in body.tool_calls or ()),
         name=body.name,
         tool_call_id=body.tool_call_id,
+        reasoning=body.reasoning_content,
     )
 
 
@@ -201,9 +208,47 @@ def _part(part: Any, param: str) -> TextPart | MediaPart:
     if isinstance(part, RefusalContent):
         return TextPart(part.refusal)
     if isinstance(part, ImageContent):
-        return MediaPart(Modality.IMAGE, url=_url(part.image_url), param=param)
-    assert isinstance(part, VideoContent)
-    return MediaPart(Modality.VIDEO, url=_url(part.video_url), param=param)
+        url, modality = part.image_url, Modality.IMAGE
+    else:
+        assert isinstance(part, VideoContent)
+        url, modality = part.video_url, Modality.VIDEO
+    return MediaPart(modality, url=_url(url), param=param, options=_wishes(part, url))
+
+
+def _wishes(part: ImageContent | VideoContent, url: Any) -> MediaOptions | None:
+    """Bounds on one medium; `detail: low` is OpenAI's 512 x 512."""
+    inner = url if isinstance(url, MediaUrl) else None
+    low = inner is not None and inner.detail == "low"
+    least = part.min_pixels or (inner.min_pixels if inner else None)
+    most = part.max_pixels or (inner.max_pixels if inner else None) or (LOW_DETAIL if low else None)
+    if least is None and most is None:
+        return None
+    return MediaOptions(min_pixels=least, max_pixels=most)
+
+
+def _continues(body: ChatBody) -> bool:
+    """Whether the last message is to be gone on with; raises InvalidRequest where it cannot be."""
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be obeyed",
+            param="continue_final_message",
+        )
+    if body.messages[-1].role != "assistant" or body.messages[-1].tool_calls:
+        raise InvalidRequest(
+            "only an assistant's text can be continued", param="continue_final_message"
+        )
+    return True
+
+
+def _shape(body: SamplingBody) -> dict[str, Any]:
+    """What both kinds of jobs say of the answer's form."""
+    return {
+        "include_stop": bool(body.include_stop_str_in_output),
+        "skip_special": body.skip_special_tokens is not False,
+        "guide": guide_of(body),
+    }
 
 
 def _url(value: Any) -> str:

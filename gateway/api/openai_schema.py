@@ -11,11 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from gateway.api.guide_schema import ResponseFormat, StructuredOutputs, ToolBody, ToolChoiceBody
+
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 NonEmpty = Annotated[str, Field(strict=True, min_length=1)]
 StopText = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+Uuid = Annotated[str, Field(strict=True, max_length=256)]
+Pixels = Annotated[int, Field(strict=True, ge=1)]
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 
 TAG = "@"  # tags of unions begin so; error paths leave them out
@@ -33,6 +37,8 @@ class MediaUrl(_Body):
 
     url: NonEmpty
     detail: Literal["auto", "low", "high"] | None = None
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
 
 
 def _url_kind(value: Any) -> str:
@@ -60,10 +66,16 @@ class RefusalContent(_Body):
 
 
 class ImageContent(_Body):
-    """A picture; the URL may also be given as a plain string."""
+    """A picture; the URL may also be given as a plain string, bounds also inside its object.
+
+    `uuid` has no effect on the answer: what a medium is known by is its bytes.
+    """
 
     type: Literal["image_url"]
     image_url: Url
+    uuid: Uuid | None = None
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
 
 
 class VideoContent(_Body):
@@ -71,6 +83,9 @@ class VideoContent(_Body):
 
     type: Literal["video_url"]
     video_url: Url
+    uuid: Uuid | None = None
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
 
 
 PART_TYPES = ("text", "refusal", "image_url", "video_url")
@@ -133,6 +148,8 @@ class MessageBody(_Body):
     name: Text | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    """What the assistant thought, for templates that show it."""
 
 
 class StreamOptions(_Body):
@@ -191,13 +208,26 @@ class SamplingBody(BaseModel):
     cache_salt: NonEmpty | None = None
     priority: Annotated[int, Field(strict=True, ge=-100, le=100)] | None = None
 
+    include_stop_str_in_output: Flag | None = None
+    skip_special_tokens: Flag | None = None
+    spaces_between_special_tokens: Flag | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | Text | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
+    guided_grammar: NonEmpty | None = None
+
     # Refused unless they ask for nothing: see jobs.refuse_unsupported.
-    response_format: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    logits_processors: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    length_penalty: Any = None
+    kv_transfer_params: Any = None
     use_beam_search: Any = None
     prompt_logprobs: Any = None
 
@@ -212,8 +242,13 @@ class ChatBody(SamplingBody):
     mm_processor_kwargs: MediaKwargs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
+    tools: Annotated[list[ToolBody], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    parallel_tool_calls: Flag | None = None
+    include_reasoning: Flag | None = None
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
+
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -221,7 +256,7 @@ class ChatBody(SamplingBody):
     prediction: Any = None
     web_search_options: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
+    documents: Any = None
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -269,6 +304,11 @@ class TokenizeBody(_Body):
     messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
     parse_special: Flag = False
     """Whether names of special tokens in `prompt` count."""
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    tools: Annotated[list[ToolBody], Field(max_length=1024)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Flag = False
 
 
 class DetokenizeBody(_Body):

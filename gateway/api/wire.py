@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.messages import Delta, FinishReason, JobDone, TokenLogprob, Usage
+from gateway.messages import CallDelta, Delta, FinishReason, JobDone, TokenLogprob, Usage
 
 BytesOf = Callable[[int], bytes]
 
@@ -42,6 +42,25 @@ class Choice:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: FinishReason | None = None
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        """One more delta."""
+        self.text.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        for call in delta.calls:
+            if call.id:
+                self.calls.append(
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": ""},
+                    }
+                )
+            self.calls[call.index]["function"]["arguments"] += call.arguments
 
 
 class Wire(ABC):
@@ -115,9 +134,12 @@ class ChatWire(Wire):
 
     def chunk(self, delta: Delta) -> bytes:
         """The first delta of a choice carries the role."""
-        if not delta.text and not delta.logprobs and delta.choice in self._begun:
+        special = delta.reasoning or delta.calls
+        quiet = not delta.text and not delta.logprobs and not special
+        if quiet and delta.choice in self._begun:
             return b""
-        rest = self._role(delta.choice) + b'"content":' + orjson.dumps(delta.text)
+        rest = self._role(delta.choice)
+        rest += _more(delta) if special else b'"content":' + orjson.dumps(delta.text)
         return self._event(
             delta.choice,
             rest + b'},"logprobs":' + self._logprobs(delta) + b',"finish_reason":null',
@@ -142,9 +164,15 @@ class ChatWire(Wire):
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         reply = self._reply
+        text = "".join(choice.text)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message |= {"content": text or None, "tool_calls": choice.calls}
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(choice.logprobs, reply.bytes_of) if reply.logprobs else None,
             "finish_reason": choice.reason,
         }
@@ -188,6 +216,30 @@ class TextWire(Wire):
             "logprobs": text_logprobs(choice.logprobs, reply.bytes_of) if reply.logprobs else None,
             "finish_reason": choice.reason,
         }
+
+
+def _more(delta: Delta) -> bytes:
+    """The members of a delta that holds thoughts or calls."""
+    members: dict[str, Any] = {}
+    if delta.text:
+        members["content"] = delta.text
+    if delta.reasoning:
+        members["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        members["tool_calls"] = [_call(call) for call in delta.calls]
+    return orjson.dumps(members)[1:-1]
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": call.arguments}
+    if not call.id:
+        return {"index": call.index, "function": function}
+    return {
+        "index": call.index,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, **function},
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

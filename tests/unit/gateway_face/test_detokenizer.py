@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chiasm.checkpoint import resolve_model
-from gateway.detokenizer import Detokenizer, StopStrings
+from gateway.detokenizer import Detokenizer, Manner, StopStrings
 from gateway.vocabulary import Vocabulary
 from tests.unit.gateway_face.checkpoints import save_metaspace
 
@@ -28,7 +28,7 @@ def spoken(
     ids: list[int], *, stop: tuple[str, ...] = (), cuts: list[int]
 ) -> tuple[list[str], bool]:
     """Pieces of ids pushed in groups of the given sizes."""
-    detokenizer = Detokenizer(VOCABULARY, stop)
+    detokenizer = Detokenizer(VOCABULARY, Manner(stop=stop))
     pieces, at = [], 0
     for size in [*cuts, len(ids)]:
         pieces.append(detokenizer.push(ids[at : at + size]).text)

@@ -15,6 +15,7 @@ from chiasm.plan import Modality
 from gateway.messages import MediaPart, Message, Role, TextPart, ToolCall
 from gateway.prompt import PromptBuilder
 from gateway.specials import SpecialTokens
+from gateway.turns import TurnForm
 from gateway.vocabulary import Vocabulary
 from tests.unit.gateway_face.checkpoints import SPECIALS, save_metaspace, save_qwen_like
 
@@ -239,10 +240,10 @@ def test_templates_that_want_lists_get_lists(qwen_dir: Path, tmp_path: Path) -> 
 
 def test_options_reach_the_template_but_not_its_own_names(qwen_dir: Path, tmp_path: Path) -> None:
     prompts = write_template(qwen_dir, tmp_path, "{{ messages[0].content }}{{ mood }}")
-    rendered = prompts.render([text("x")], options={"mood": "<|im_end|>"})
+    rendered = prompts.render([text("x")], form=TurnForm(options={"mood": "<|im_end|>"}))
     assert count_specials(prompts, rendered.token_ids) == []
     with pytest.raises(InvalidRequest) as caught:
-        prompts.render([text("x")], options={"messages": []})
+        prompts.render([text("x")], form=TurnForm(options={"messages": []}))
     assert caught.value.param == "chat_template_kwargs.messages"
 
 

@@ -15,6 +15,7 @@ from gateway.messages import (
     FinishReason,
     Job,
     JobDone,
+    MediaOptions,
     MediaPart,
     Role,
     TextPart,
@@ -158,7 +159,12 @@ async def test_turns_as_the_pipeline_gets_them(
     assert [m.role for m in job.messages] == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL]
     assert job.messages[1].parts == (
         MediaPart(Modality.IMAGE, url="data:,a", param="messages[1].content[0]"),
-        MediaPart(Modality.IMAGE, url="data:,b", param="messages[1].content[1]"),
+        MediaPart(
+            Modality.IMAGE,
+            url="data:,b",
+            param="messages[1].content[1]",
+            options=MediaOptions(max_pixels=512 * 512),
+        ),
         MediaPart(Modality.VIDEO, url="data:,c", param="messages[1].content[2]"),
         TextPart(""),
     )

@@ -66,14 +66,48 @@ SETTINGS = {
         [{}, {"min_pixels": 1, "max_pixels": 5, "fps": 2.0, "max_frames": 8}],
         [{"max_pixels": 0}, {"do_resize": False}, {"fps": 0}, 5],
     ),
-    "response_format": ([{"type": "text"}], [{"type": "json_object"}, {}, "text"]),
-    "tools": ([[]], [[{"type": "function"}], "x"]),
-    "tool_choice": (["none", "auto"], ["required", {"type": "function"}]),
+    "response_format": (
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+            {"type": "json_schema", "json_schema": {"schema": True, "strict": True}},
+        ],
+        [{}, "text", {"type": "xml"}, {"type": "json_schema"}]
+        + [{"type": "json_schema", "json_schema": inner} for inner in ({}, {"schema": "x"}, 5)],
+    ),
+    "structured_outputs": (
+        [
+            {"json": {}},
+            {"json": "{}"},
+            {"regex": "a+"},
+            {"choice": ["a"]},
+            {"grammar": "start: /a/"},
+        ],
+        [{}, {"choice": []}, {"json": "{"}, {"json": {}, "regex": "a"}, {"other": 1}, "x"],
+    ),
+    "guided_json": ([{"type": "object"}, '{"type": "object"}'], [5, "{", []]),
+    "guided_regex": (["a+"], ["", 5]),
+    "guided_choice": ([["a", "b"]], [[], "a", [1]]),
+    "guided_grammar": (["start: /a/"], ["", 5]),
+    "tools": (
+        [[], [{"type": "function", "function": {"name": "f", "x-own": 1}}]],
+        [[{"type": "function"}], "x", [{"type": "function", "function": {"name": "a b"}}]]
+        + [[{"function": {"name": "f", "parameters": {"type": "array"}}}]]
+        + [[{"function": {"name": "f"}}] * 2],
+    ),
+    "tool_choice": (["none", "auto"], ["required", {"type": "function"}, "f", 5]),
+    "parallel_tool_calls": ([True, False], ["yes"]),
+    "include_stop_str_in_output": ([True], [1]),
+    "skip_special_tokens": ([False], ["no"]),
+    "add_generation_prompt": ([True, False], [0]),
+    "continue_final_message": ([False], [True, 1]),
     "functions": ([[]], [[{}]]),
     "modalities": ([["text"]], [["text", "audio"]]),
     "audio": ([], [{"voice": "x"}]),
     "chat_template": ([], ["{{ x }}"]),
-    "guided_json": ([], [{"type": "object"}]),
+    "bad_words": ([[]], [["x"]]),
+    "allowed_token_ids": ([], [[1]]),
     "stream_options": ([], [{}, {"include_usage": True}]),  # needs stream
     "user": (["someone"], [5]),
     "metadata": ([{"a": "b"}, 5, None], []),

@@ -1,0 +1,87 @@
+"""Messages as chat templates expect them, every string of the client's guarded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.messages import ChatJob, Message, TextPart, Tool, ToolCall, ToolChoice
+from gateway.specials import SpecialTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnForm:
+    """How a conversation is to be rendered, beside its messages."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template."""
+    tools: tuple[Tool, ...] = ()
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    """Whether the last message is left open."""
+
+    @classmethod
+    def of(cls, job: ChatJob) -> TurnForm:
+        """A job's. Tools that may not be called are not shown."""
+        box = job.toolbox
+        shown = box.tools if box is not None and box.choice is not ToolChoice.NONE else ()
+        return cls(
+            options=job.template_options,
+            tools=shown,
+            add_generation_prompt=job.add_generation_prompt,
+            continue_final=job.continue_final,
+        )
+
+
+def turn_of(message: Message, specials: SpecialTokens, *, takes_text: bool) -> dict[str, Any]:
+    """One message; `takes_text` says whether content may be a plain string."""
+    guard = specials.guard
+    content = _content(message, specials, takes_text=takes_text)
+    turn: dict[str, Any] = {"role": message.role.value, "content": content}
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call, specials) for call in message.tool_calls]
+    if message.name is not None:
+        turn["name"] = guard(message.name)
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = guard(message.tool_call_id)
+    if message.reasoning is not None:
+        turn["reasoning_content"] = guard(message.reasoning)
+    return turn
+
+
+def left_open(turn: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The turn with a mark where its text ends."""
+    content = turn["content"]
+    if isinstance(content, str):
+        return {**turn, "content": content + mark}
+    return {**turn, "content": [*content, {"type": "text", "text": mark}]}
+
+
+def _content(
+    message: Message, specials: SpecialTokens, *, takes_text: bool
+) -> str | list[dict[str, str]]:
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    if len(texts) == len(message.parts) and takes_text:
+        return specials.guard("".join(texts))
+    return [
+        {"type": "text", "text": specials.guard(part.text)}
+        if isinstance(part, TextPart)
+        else {"type": part.modality.value}
+        for part in message.parts
+    ]
+
+
+def _call(call: ToolCall, specials: SpecialTokens) -> dict[str, Any]:
+    arguments: Any = call.arguments
+    try:
+        parsed = orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        pass  # what a model once wrote may not be JSON; it is shown as it was
+    else:
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    guard = specials.guard_value
+    function = {"name": guard(call.name), "arguments": guard(arguments)}
+    return {"type": "function", "id": guard(call.id), "function": function}
