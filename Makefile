@@ -17,6 +17,7 @@ URL ?= http://127.0.0.1:$(PORT)
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -24,7 +25,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-kube apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu verify clean
+.PHONY: help setup demo serve test test-kube apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -80,6 +81,9 @@ bench: $(VENV)/.stamp-run ## Load a running gateway at URL and print latencies
 
 bench-cpu: setup .peer/.stamp ## Compare with `transformers serve` on this CPU; adds to bench/RESULTS.md
 	$(BIN)/python -m bench.cpu $(BENCH_ARGS)
+
+fuzz: setup ## 20,000 damaged bodies and media files against a gateway; FUZZ_ARGS="--inputs N --seed S"
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 verify: lint imports type proto-tools ## Everything but the slow tests: lint, types, limits, drift
 	$(BIN)/python -m pytest tests/contract tests/deploy $(PYTEST_ARGS)

@@ -52,8 +52,7 @@ async def _forget(encoder: FakeEncoder, decoder: FakeDecoder) -> None:
     """Fakes remember every call for tests; here that would be all the memory there is."""
     while True:
         await asyncio.sleep(0.5)
-        encoder.encodes.clear()
-        encoder.media.clear()
+        encoder.forget()
         decoder.generations[:] = [g for g in decoder.generations if not g.ended]
 
 

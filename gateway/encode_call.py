@@ -137,7 +137,10 @@ class EncodeCall:
                     self._watcher.call_whole()
             elif kind == "done":
                 self.release()
-                self._scope.fleet.encoders.succeeded(self.endpoint)
+                spent_s = (message.done.preprocess_ms + message.done.forward_ms) / 1e3
+                self._scope.fleet.encoders.succeeded(
+                    self.endpoint, pace_s=spent_s / self._run.patches
+                )
                 self._watcher.call_whole()
             elif kind == "error":
                 error = message.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class EncoderFaults:
 
     delay_s: float = 0.0  # before the rows are ready
     fail: Cause | None = None  # instead of rows
+    judge: Callable[[MediaPlan, bytes], Awaitable[Cause | None]] | None = None  # decides `fail`
     message: str = "made to fail"
     exhausted: bool = False  # Encode is refused
     extra_rows: int = 0  # -1: one row too few becomes ready
@@ -41,6 +42,7 @@ class _Entry:
     rows: Span
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     failed: Cause | None = None
+    ended: bool = False
 
 
 class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
@@ -97,10 +99,13 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
             )
             self.media[start.encode_id] = await _read_media(requests, plan.media_bytes)
             await asyncio.sleep(self.faults.delay_s)
-            if self.faults.fail is not None:
-                entry.failed = self.faults.fail
+            fail = self.faults.fail
+            if self.faults.judge is not None:
+                fail = await self.faults.judge(plan, self.media[start.encode_id])
+            if fail is not None:
+                entry.failed = fail
                 entry.ready.set()
-                yield encoder_pb2.EncodeResponse(error=self._error(self.faults.fail))
+                yield encoder_pb2.EncodeResponse(error=self._error(fail))
                 return
             entry.ready.set()
             for segment, span in enumerate(self._segments(entry)):
@@ -112,9 +117,17 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
                 pass
         finally:
             self.open_encodes -= 1
+            entry.ended = True
             if not entry.ready.is_set():
                 entry.failed = Cause.LOST
                 entry.ready.set()
+
+    def forget(self) -> None:
+        """Drops what it remembers of calls that have ended."""
+        self.encodes.clear()
+        for encode_id in [key for key, entry in self._entries.items() if entry.ended]:
+            del self._entries[encode_id]
+            self.media.pop(encode_id, None)
 
     async def made(self, encode_id: bytes) -> None:
         """Returns once the rows of an Encode are ready, or have failed."""

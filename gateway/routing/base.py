@@ -17,8 +17,15 @@ FIRST_BACK_OFF_S = 0.5
 MAX_BACK_OFF_S = 30.0
 MAX_AGE_S = 5.0  # advice older than this says nothing
 MAX_DOUBTS = 3  # failures in a row that may be the request's fault, before they are the seat's
+FAULT_WEIGHT = 0.2  # of the newest call in the running mean
+FAULT_PENALTY = 4.0  # one that fails every time counts as so many times slower, and one more
+PACE_WEIGHT = 0.2
+HALF_LIFE_S = 20.0  # of what is known of pace and faults
+SLOWEST = 8.0  # no one is held for slower
 FLAP_S = 60.0  # an endpoint that was lost again within so long is flapping
 MAX_FLAP_BACK_OFF_S = 8.0
+
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Seat:
     """One endpoint and what is known of its state."""
 
     endpoint: Endpoint
+    key: int = field(init=False)
     charged: int = 0  # work we have under way there
     advice: Advice = field(default_factory=lambda: Advice(0))
     advised_at: float = -MAX_AGE_S
@@ -63,6 +71,21 @@ class Seat:
     doubts: int = 0
     ejected_until: float = 0.0
     held_off_until: float = 0.0  # it flaps: only if there is no other
+    pace_s: float = 0.0  # of one unit of work, a running mean; 0 = not known
+    paced_at: float = 0.0
+    fault_share: float = 0.0  # of its latest calls, a running mean
+    faulted_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = hashlib.blake2b(self.endpoint.address.encode(), digest_size=8)
+        self.key = int.from_bytes(name.digest(), "big")
+
+    def faults(self, now: float) -> float:
+        """Share of calls that fail; with time it is forgotten, so that all are tried again."""
+        if not self.fault_share:
+            return 0.0
+        fresh: float = 0.5 ** ((now - self.faulted_at) / HALF_LIFE_S)
+        return self.fault_share * fresh
 
     def load(self, now: float) -> int:
         """Work under way: ours, or what it says of all gateways' together."""
@@ -153,6 +176,8 @@ class Router(ABC):
             return
         back_off = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2**seat.failures)
         seat.failures = min(seat.failures + 1, 16)
+        seat.fault_share += (1.0 - seat.fault_share) * FAULT_WEIGHT
+        seat.faulted_at = self._clock()
         seat.ejected_until = self._clock() + back_off
 
     def doubted(self, endpoint: Endpoint) -> None:
@@ -163,11 +188,17 @@ class Router(ABC):
             if seat.doubts >= MAX_DOUBTS:
                 self.failed(endpoint)
 
-    def succeeded(self, endpoint: Endpoint) -> None:
-        """Forgets failures."""
-        if (seat := self._seats.get(endpoint.address)) and seat.endpoint == endpoint:
-            seat.failures = seat.doubts = 0
-            seat.ejected_until = 0.0
+    def succeeded(self, endpoint: Endpoint, *, pace_s: float = 0.0) -> None:
+        """Forgets failures in a row; `pace_s` is what a unit of work took, 0 = not measured."""
+        seat = self._seats.get(endpoint.address)
+        if seat is None or seat.endpoint != endpoint:
+            return
+        seat.failures = seat.doubts = 0
+        seat.ejected_until = 0.0
+        seat.fault_share -= seat.fault_share * FAULT_WEIGHT
+        if pace_s > 0:
+            seat.pace_s += (pace_s - seat.pace_s) * (PACE_WEIGHT if seat.pace_s else 1.0)
+            seat.paced_at = self._clock()
 
     def _open(self, exclude: Collection[Endpoint]) -> list[Seat]:
         """Seats that may be chosen now; those that flap only if there is no other."""
@@ -181,14 +212,35 @@ class Router(ABC):
         ]
         return [seat for seat in seats if seat.held_off_until <= now] or seats
 
+    def _slowness(self, seats: Collection[Seat]) -> list[float]:
+        """How much longer a unit of work takes at each than at a usual one; failing counts too.
+
+        What is known fades: a slow one is tried again after a while, and may have got better.
+        """
+        known = sorted(seat.pace_s for seat in seats if seat.pace_s)
+        usual = known[len(known) // 2] if known else 0.0
+        now = self._clock()
+        found = []
+        for seat in seats:
+            slow = 1.0
+            if usual and seat.pace_s:
+                fresh = 0.5 ** ((now - seat.paced_at) / HALF_LIFE_S)
+                slow += (min(seat.pace_s / usual, SLOWEST) - 1.0) * fresh
+            found.append(max(slow, 1 / SLOWEST) * (1.0 + FAULT_PENALTY * seat.faults(now)))
+        return found
+
     @abstractmethod
     def check(self) -> None:
         """Asserts the router's invariants."""
 
 
-def rank(key: bytes, address: str) -> bytes:
+def rank(key: bytes, seat_key: int) -> int:
     """Rendezvous hashing: the seat with the highest rank owns the key (Thaler, Ravishankar 1998).
 
-    When a seat goes only its own keys move.
+    When a seat goes only its own keys move. Both are hashes already; they are mixed by the
+    finalizer of splitmix64 (Steele, Lea, Flood 2014), because all seats are asked for every key.
     """
-    return hashlib.blake2b(address.encode(), key=key[:64], digest_size=16).digest()
+    mixed = int.from_bytes(key[-8:], "big") ^ seat_key
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+    return mixed ^ mixed >> 31

@@ -1,6 +1,7 @@
 """Decoders: requests that begin alike share a prefix cache, unless its owner is far busier.
 
-Load is in tokens: prompts that wait or run, and how full the KV pages are.
+Load is in tokens: prompts that wait or run, how full the KV pages are, and failures. Who is next in
+line for a prefix is as fixed as its owner, so that what overflows finds its cache again, too.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class DecoderRouter(Router):
         ]
         if not seats:
             return None
-        owner = max(seats, key=lambda seat: rank(prefix, seat.endpoint.address))
-        idlest = min(seats, key=self._weight)
-        slack = max(SLACK_TOKENS, tokens)
-        return (owner if self._weight(owner) <= self._weight(idlest) + slack else idlest).endpoint
+        weights = [self._weight(seat) for seat in seats]
+        bound = min(weights) + max(SLACK_TOKENS, tokens)
+        within = [seat for seat, weight in zip(seats, weights, strict=True) if weight <= bound]
+        return max(within, key=lambda seat: rank(prefix, seat.key)).endpoint
 
     def has_another(self, address: str) -> bool:
         """Whether what runs at `address` could go on elsewhere now."""
@@ -64,7 +65,8 @@ class DecoderRouter(Router):
         assert all(seat.charged >= 0 for seat in self._seats.values())
 
     def _weight(self, seat: Seat) -> float:
-        return seat.load(self._clock()) + seat.advice.usage * FULL_TOKENS
+        now = self._clock()
+        return seat.load(now) + (seat.advice.usage + seat.faults(now)) * FULL_TOKENS
 
 
 def prefix_key(salt: bytes, token_ids: Sequence[int], media: Sequence[tuple[int, bytes]]) -> bytes:

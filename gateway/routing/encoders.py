@@ -1,6 +1,7 @@
 """Encoders: the same picture goes to the same encoder, unless that one is far busier than the rest.
 
-Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018), weighed in patches.
+Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018). A load is the time its
+patches take: at an encoder that is slow, or that fails, the same patches weigh more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from chiasm.runs import UNIT_PATCHES
 from gateway.routing.base import Charge, Endpoint, Router, rank
 
 RUN_PATCHES = 8 * UNIT_PATCHES  # the least work that is worth another copy of the file
-BOUND = 1.25  # times the mean load, after which a seat's keys overflow to the next
+BOUND = 2.0  # times the even share of time, after which a seat's keys overflow to the next
 
 
 class EncoderRouter(Router):
@@ -55,12 +56,16 @@ class EncoderRouter(Router):
         for seat in seats:
             if seat.endpoint.address == joined:
                 return seat.endpoint
-        seats.sort(key=lambda seat: rank(digest, seat.endpoint.address), reverse=True)
-        mean = (sum(seat.load(now) for seat in seats) + patches) / len(seats)
-        for seat in seats:
-            if seat.load(now) + patches <= BOUND * max(mean, patches):
-                return seat.endpoint
-        return min(seats, key=lambda seat: seat.load(now)).endpoint
+        slowness = self._slowness(seats)
+        loads = [seat.load(now) for seat in seats]
+        # What all would take if the work were spread as evenly as can be; then each one's own.
+        even = (sum(loads) + patches) / sum(1 / slow for slow in slowness)
+        times = [(load + patches) * slow for load, slow in zip(loads, slowness, strict=True)]
+        bound = (BOUND - 1 / len(seats)) * max(even, patches)  # one of two has twice the even share
+        within = [seat for seat, time in zip(seats, times, strict=True) if time <= bound]
+        if within:
+            return max(within, key=lambda seat: rank(digest, seat.key)).endpoint
+        return seats[times.index(min(times))].endpoint
 
     def num_runs(self, patches: int, *, fits: Endpoint, tower: bytes) -> int:
         """Into how many runs a long clip is cut: over all workers, and under each one's limit.

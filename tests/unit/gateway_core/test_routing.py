@@ -14,12 +14,13 @@ from gateway.routing import Charge, DecoderRouter, EncoderRouter, Endpoint, pref
 from gateway.routing.base import (
     FIRST_BACK_OFF_S,
     FLAP_S,
+    HALF_LIFE_S,
     MAX_AGE_S,
     MAX_DOUBTS,
     MAX_FLAP_BACK_OFF_S,
     Advice,
 )
-from gateway.routing.encoders import RUN_PATCHES
+from gateway.routing.encoders import BOUND, RUN_PATCHES
 
 ROWS = RowFormat(8, 1, "float32")
 
@@ -65,7 +66,7 @@ def test_load_is_bounded_and_weighed_in_patches() -> None:
         found = router.pick(digest(index), 100)
         charges.append((found.address, router.book(found, digest(index), 100)))
     shares = Counter(address for address, _ in charges)
-    assert max(shares.values()) <= 1.25 * 30 + 1
+    assert max(shares.values()) <= BOUND * 30 + 1
     for _, charge in charges:
         charge.release()
         charge.release()
@@ -103,6 +104,78 @@ def test_failures_eject_for_a_growing_time_and_success_forgets_them() -> None:
     router.failed(only)
     clock.now += FIRST_BACK_OFF_S * 1.01
     assert router.pick(digest(1), 1) == only
+
+
+def test_a_slow_encoder_gets_less_and_is_tried_again_after_a_while() -> None:
+    router, clock = encoders(4)
+    slow, *others = router.endpoints
+    for _ in range(30):
+        router.succeeded(slow, pace_s=4e-3)
+        for other in others:
+            router.succeeded(other, pace_s=1e-3)
+
+    def shares() -> Counter[str]:
+        booked = []
+        for index in range(400):
+            found = router.pick(digest(index), 100)
+            booked.append((found.address, router.book(found, digest(index), 100)))
+        for _, charge in booked:
+            charge.release()
+        return Counter(address for address, _ in booked)
+
+    before = shares()
+    assert 0 < before[slow.address] < 60  # four times as slow: a thirteenth is even
+    assert min(before[other.address] for other in others) > 80
+    clock.now += 10 * HALF_LIFE_S
+    assert shares()[slow.address] > 70
+
+
+def test_one_that_fails_often_gets_less_than_those_that_never_do() -> None:
+    router, clock = encoders(4)
+    bad, *good = router.endpoints
+    for _ in range(10):
+        for endpoint_ in good:
+            router.succeeded(endpoint_)
+        router.failed(bad)
+        clock.now += 0.01
+    router.succeeded(bad)  # it is there again, for now
+    chosen = []
+    for index in range(400):
+        found = router.pick(digest(index), 100)
+        chosen.append(found.address)
+        router.book(found, digest(index), 100)
+    assert 20 < chosen.count(bad.address) < 80
+
+
+def test_a_decoder_that_fails_now_and_then_is_nobodys_first_choice_for_a_while() -> None:
+    clock = Clock()
+    router = DecoderRouter(clock=clock)
+    for name in ("d0", "d1"):
+        router.join(endpoint(name))
+    prefix = next(digest(i) for i in range(99) if router.pick(digest(i), tokens=9).address == "d0")
+    router.failed(router.endpoints[0])
+    clock.now += FIRST_BACK_OFF_S + 0.1
+    assert router.pick(prefix, tokens=9).address == "d1"
+    clock.now += 3 * HALF_LIFE_S
+    assert router.pick(prefix, tokens=9).address == "d0"
+
+
+def test_what_overflows_from_one_decoder_goes_to_the_same_next_one() -> None:
+    clock = Clock()
+    router = DecoderRouter(clock=clock)
+    for index in range(5):
+        router.join(endpoint(f"d{index}"))
+    owner = router.pick(digest(1), tokens=10)
+    busy = router.charge(owner.address, 10**6)
+    found = {router.pick(digest(1), tokens=10).address for _ in range(10)}
+    assert len(found) == 1
+    assert owner.address not in found
+    (third, *_) = (e.address for e in router.endpoints if e != owner and e.address not in found)
+    other = router.charge(third, 500)
+    assert {router.pick(digest(1), tokens=10).address} == found  # a little load moves nothing
+    for charge in (busy, other):
+        charge.release()
+    assert router.pick(digest(1), tokens=10) == owner
 
 
 def test_another_epoch_is_another_process() -> None:
