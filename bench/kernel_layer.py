@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
@@ -13,12 +13,13 @@ from bench.kernel_linear import HIDDEN, INNER, QKV
 from bench.kernels import Entry
 from chiasm.kernels import launch
 from chiasm.kernels.activation import silu_and_mul
-from chiasm.kernels.gemv import Norm, gated_linear, linear
+from chiasm.kernels.gemv import linear
 from chiasm.kernels.norm import add_rms_norm, rms_norm
 from chiasm.kernels.paged_decode import paged_decode
 from chiasm.kernels.rotary import rotate_and_store
 
 COPIES, LENGTH = 4, 300
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Layer:
@@ -30,9 +31,7 @@ class Layer:
             for n, k in ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
         )
         self.bias = torch.randn(QKV, device="cuda", dtype=torch.bfloat16)
-        self.norms = [
-            Norm(torch.randn(HIDDEN, device="cuda", dtype=torch.bfloat16), 1e-6) for _ in range(2)
-        ]
+        self.norms = [torch.randn(HIDDEN, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
 
 
 class Token:
@@ -42,12 +41,11 @@ class Token:
         self.layers = [Layer() for _ in range(COPIES)]
         self.tokens = Tokens(torch.tensor([LENGTH]), COPIES)
         self.first = torch.randn(1, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        self.hidden = self.first.clone()
         angle = torch.rand(1, DIM // 2, device="cuda") * 6
         self.angles = (angle.cos(), angle.sin())
         page = self.tokens.lookup.block_tables[0, (LENGTH - 1) // 16].long()
         self.slot = (page * 16 + (LENGTH - 1) % 16).reshape(1)
-        self.apart_result = torch.empty(0)
+        self.result = torch.empty(0)
 
     def attend(self, qkv: torch.Tensor, number: int) -> torch.Tensor:
         keys, values = self.tokens.pools[number]
@@ -55,35 +53,33 @@ class Token:
         lookup, room = self.tokens.lookup, self.tokens.workspace
         return paged_decode(queries, keys, values, lookup, DIM**-0.5, room).view(1, -1)
 
-    def fused(self, number: int) -> None:
+    def through(self, number: int, product: Product) -> None:
         layer = self.layers[number]
-        qkv = linear(self.hidden, layer.qkv, layer.bias, layer.norms[0])
-        attended = self.attend(qkv, number)
-        linear(attended, layer.out, residual=self.hidden)
-        inner = gated_linear(self.hidden, layer.gate_up, layer.norms[1])
-        linear(inner, layer.down, residual=self.hidden)
+        normed = rms_norm(self.first, layer.norms[0], eps=1e-6)
+        attended = self.attend(product(normed, layer.qkv, layer.bias), number)
+        total, normed = add_rms_norm(
+            self.first, product(attended, layer.out, None), layer.norms[1], eps=1e-6
+        )
+        inner = silu_and_mul(product(normed, layer.gate_up, None))
+        self.result = total + product(inner, layer.down, None)
 
-    def apart(self, number: int) -> None:
-        """cuBLAS for the products, a kernel for each step between them."""
-        layer = self.layers[number]
-        normed = rms_norm(self.first, layer.norms[0].weight, 1e-6)
-        attended = self.attend(F.linear(normed, layer.qkv, layer.bias), number)
-        delta = F.linear(attended, layer.out)
-        total, normed = add_rms_norm(self.first, delta, layer.norms[1].weight, 1e-6)
-        inner = silu_and_mul(F.linear(normed, layer.gate_up))
-        self.apart_result = total + F.linear(inner, layer.down)
+    def by_kernels(self, number: int) -> None:
+        self.through(number, linear)
+
+    def by_cublas(self, number: int) -> None:
+        self.through(number, F.linear)
 
     def in_turn(self, number: int) -> None:
-        """The fused kernels without programmatic dependent launch."""
+        """Without programmatic dependent launch."""
         with mock.patch.object(launch, "capability", lambda _: 8):
-            self.fused(number)
+            self.by_kernels(number)
 
     def check(self) -> float:
-        self.apart(0)
-        self.hidden.copy_(self.first)
-        self.fused(0)
-        delta = self.apart_result.double() - self.first.double()
-        return float((self.hidden.double() - self.apart_result.double()).norm() / delta.norm())
+        """Against cuBLAS."""
+        out = self.result.clone()
+        self.by_cublas(0)
+        delta = self.result.double() - self.first.double()
+        return float((out.double() - self.result.double()).norm() / delta.norm())
 
 
 def entries(sweep: bool) -> Iterator[Entry]:
@@ -91,6 +87,6 @@ def entries(sweep: bool) -> Iterator[Entry]:
     token = Token()
     moved = 2.0 * (HIDDEN * (QKV + HEADS * DIM + 3 * INNER)) + 4.0 * LENGTH * KV_HEADS * DIM
     name = "layer of one token"
-    yield Entry(name, "cublas and kernels between", token.apart, COPIES, moved)
-    yield Entry(name, "fused, one after another", token.in_turn, COPIES, moved)
-    yield Entry(name, "fused, overlapping", token.fused, COPIES, moved, check=token.check)
+    yield Entry(name, "cublas", token.by_cublas, COPIES, moved)
+    yield Entry(name, "kernels, one after another", token.in_turn, COPIES, moved)
+    yield Entry(name, "kernels, overlapping", token.by_kernels, COPIES, moved, check=token.check)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from bench.kernels import Entry, copies_of, relative
 from chiasm.kernels.few_rows_triton import launch_few_rows
-from chiasm.kernels.gemv import Norm, Shape, gated_linear, linear
+from chiasm.kernels.gemv import Shape, few_shape_for, linear
 
 HIDDEN, INNER, QKV, VOCABULARY = 3584, 18944, 4608, 152064
 SHAPES = [
@@ -20,8 +20,8 @@ SHAPES = [
     (VOCABULARY, HIDDEN),
 ]
 SINGLE = [
-    Shape(4, 2048, 8), Shape(2, 4096, 8), Shape(4, 1024, 4), Shape(4, 1024, 4, registers=72),
-    Shape(2, 2048, 4), Shape(2, 2048, 8), Shape(8, 512, 4), Shape(8, 1024, 8), Shape(2, 1024, 4),
+    Shape(4, 2048, 8), Shape(2, 2048, 4), Shape(4, 1024, 4), Shape(4, 1024, 4, registers=72),
+    Shape(4, 1024, 4, registers=56), Shape(8, 512, 4), Shape(2, 1024, 4),
 ]  # fmt: skip
 FEW = [Shape(64, 128, 4, stages=4, splits=splits) for splits in (1, 2, 4, 7)]
 FEW += [Shape(64, 256, 4, stages=3, splits=splits) for splits in (2, 4)]
@@ -41,30 +41,16 @@ class Product:
             for _ in range(copies_of(self.moved))
         ]
         self.x = torch.randn(rows, inputs, **make)
-        self.norm = Norm(torch.randn(inputs, **make), 1e-6)
         self.out = torch.empty(0)
 
-    def entry(
-        self, name: str, way: str, run: Callable[[torch.Tensor], torch.Tensor], kind: str = ""
-    ) -> Entry:
+    def entry(self, name: str, way: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Entry:
         def call(number: int) -> None:
             self.out = run(self.weights[number])
 
-        def check() -> float:
-            return relative(self.out, self.wanted(kind))
+        return Entry(name, way, call, len(self.weights), self.moved, self.flops, self.check)
 
-        copies = len(self.weights)
-        return Entry(name, way, call, copies, self.moved, self.flops, check)
-
-    def wanted(self, kind: str) -> torch.Tensor:
-        x = self.x.float()
-        if kind == "gated":
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.norm.weight
-        out = x @ self.weights[0].float().t()
-        if kind == "gated":
-            gate, up = out.chunk(2, dim=-1)
-            out = F.silu(gate) * up
-        return out
+    def check(self) -> float:
+        return relative(self.out, self.x.float() @ self.weights[0].float().t())
 
 
 def entries(sweep: bool) -> Iterator[Entry]:
@@ -83,20 +69,16 @@ def single(outputs: int, inputs: int, sweep: bool) -> Iterator[Entry]:
     for shape in SINGLE if sweep else ():
         way = way_of(shape)
         yield product.entry(name, way, lambda w, s=shape: linear(product.x, w, shape=s))
-    if outputs == 2 * INNER:
-        name = f"gated 1 x {outputs} x {inputs}"
-        for shape in (None, *(SINGLE if sweep else ())):
-            way = way_of(shape) if shape else "table, norm"
-            yield product.entry(
-                name, way, lambda w, s=shape: gated_linear(product.x, w, product.norm, s), "gated"
-            )
 
 
 def few(rows: int, outputs: int, inputs: int, sweep: bool) -> Iterator[Entry]:
     product = Product(rows, outputs, inputs)
     name = f"linear {rows} x {outputs} x {inputs}"
     yield product.entry(name, "cublas", lambda w: F.linear(product.x, w))
-    yield product.entry(name, "table", lambda w: linear(product.x, w))
+    table = few_shape_for(outputs, inputs)
+    yield product.entry(
+        name, "few rows, table", lambda w: launch_few_rows(product.x, w, None, table)
+    )
     for shape in (WIDE if outputs > 16384 else FEW) if sweep else ():
         yield product.entry(
             name, way_of(shape), lambda w, s=shape: launch_few_rows(product.x, w, None, s)

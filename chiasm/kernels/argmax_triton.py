@@ -9,9 +9,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from chiasm.kernels.launch import ceil_div, overlapping
 
-BLOCK, WARPS = 1024, 4
-PROGRAMS = 528
-"""Four for each of 132 multiprocessors."""
+BLOCK, WARPS = 2048, 4
+PROGRAMS = 1320
+"""Ten for each of 132 multiprocessors."""
 MOST_PARTS = 1024
 """Parts of one row that can be joined; a constant, so that nothing is compiled for a batch size."""
 

@@ -68,8 +68,8 @@ MAX_PROGRAMS = 1056
 
 def shape_for(batch: int) -> Shape:
     """The measured best for batches of so many rows."""
-    if batch <= 4:
-        return Shape(tile=64, programs=264, stages=3, warps=4)
+    if batch <= 8:
+        return Shape(tile=32, programs=396, stages=5, warps=4)
     return Shape(tile=32, programs=528, stages=5, warps=2)
 
 

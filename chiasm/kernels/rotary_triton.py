@@ -1,4 +1,4 @@
-"""The kernel of `chiasm.kernels.rotary`: one program a token and a few heads of one kind.
+"""The kernel of `chiasm.kernels.rotary`: a few heads of one kind, of some tokens, a program.
 
 A program has queries, keys or values only, so that it stores to one place.
 """
@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from chiasm.kernels.launch import overlapping, power_of_two
+from chiasm.kernels.launch import ceil_div, overlapping, power_of_two
 
 MOST_HEADS, WARPS = 8, 4
+MANY = 512
+"""From so many tokens on a program takes several: so many programs cost more than their work."""
 
 
 def launch_rotate_and_store(
@@ -33,15 +35,17 @@ def launch_rotate_and_store(
     if tokens:
         half = cos.shape[1]
         block_heads = math.gcd(heads, kv_heads, MOST_HEADS)
-        grid = (tokens, (heads + 2 * kv_heads) // block_heads)
+        block_tokens = 8 if tokens >= MANY else 1
+        grid = (ceil_div(tokens, block_tokens), (heads + 2 * kv_heads) // block_heads)
         # fmt: off
         _rotate_and_store[grid](
             qkv, cos, sin, keys_pool, values_pool, slots, queries,
-            qkv.stride(0), *keys_pool.stride()[:3], *values_pool.stride()[:3],
+            tokens, qkv.stride(0), *keys_pool.stride()[:3], *values_pool.stride()[:3],
             heads=heads, kv_heads=kv_heads, dim=dim, half=half, page_size=page_size,
-            interleaved=interleaved, block_heads=block_heads, block_half=power_of_two(half),
+            interleaved=interleaved, block_heads=block_heads, block_tokens=block_tokens,
+            block_half=power_of_two(half),
             block_rest=power_of_two(dim - 2 * half) if dim > 2 * half else 0,
-            num_warps=max(block_heads * WARPS // MOST_HEADS, 1), **overlapping(qkv),
+            num_warps=max(min(block_tokens * block_heads // 2, WARPS), 1), **overlapping(qkv),
         )
         # fmt: on
     return queries
@@ -56,6 +60,7 @@ def _rotate_and_store(
     values_pool,
     slots,
     queries,
+    tokens,
     stride,
     key_page_stride,
     key_place_stride,
@@ -70,18 +75,21 @@ def _rotate_and_store(
     page_size: tl.constexpr,
     interleaved: tl.constexpr,
     block_heads: tl.constexpr,
+    block_tokens: tl.constexpr,
     block_half: tl.constexpr,
     block_rest: tl.constexpr,
     early: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
     if early:
         gdc_wait()
         gdc_launch_dependents()
+    lane = tl.arange(0, block_tokens * block_heads)[:, None]
+    token = tl.program_id(0).to(tl.int64) * block_tokens + lane // block_heads
     first_head = tl.program_id(1) * block_heads
-    head = tl.arange(0, block_heads)[:, None]
+    head = lane % block_heads
     source = qkv + token * stride + (first_head + head) * dim
-    slot = tl.load(slots + token).to(tl.int64)
+    exists = token < tokens
+    slot = tl.load(slots + token, mask=exists, other=-1).to(tl.int64)
     page, place = slot // page_size, slot % page_size
     if first_head < heads:
         target = queries + token * (heads * dim) + (first_head + head) * dim
@@ -91,20 +99,20 @@ def _rotate_and_store(
     else:
         target = values_pool + page * value_page_stride + place * value_place_stride
         target += (first_head - heads - kv_heads + head) * value_head_stride
-    wanted = (first_head < heads) | (slot >= 0)
+    wanted = exists & ((first_head < heads) | (slot >= 0))
     turns = first_head < heads + kv_heads
 
     index = tl.arange(0, block_half)[None, :]
     inside = index < half
-    c = tl.load(cos + token * half + index, mask=inside & turns, other=1.0)
-    s = tl.load(sin + token * half + index, mask=inside & turns, other=0.0)
+    c = tl.load(cos + token * half + index, mask=exists & inside & turns, other=1.0)
+    s = tl.load(sin + token * half + index, mask=exists & inside & turns, other=0.0)
     if interleaved:
         column = tl.arange(0, 2 * block_half)[None, :]
         real = wanted & (column < 2 * half)
         both = tl.load(source + column, mask=real, other=0.0).to(tl.float32)
-        low, high = tl.split(tl.reshape(both, (block_heads, block_half, 2)))
+        low, high = tl.split(tl.reshape(both, (block_tokens * block_heads, block_half, 2)))
         out = tl.join(low * c - high * s, high * c + low * s)
-        out = tl.reshape(out, (block_heads, 2 * block_half))
+        out = tl.reshape(out, (block_tokens * block_heads, 2 * block_half))
         tl.store(target + column, out.to(target.dtype.element_ty), mask=real)
     else:
         real = wanted & inside

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chiasm.kernels.gemv import Norm, Shape, gated_linear, linear
+from chiasm.kernels.gemv import Shape, linear, shape_for
 from chiasm.kernels.launch import INTERPRETED
-from chiasm.kernels.norm import rms_norm
 
 # Triton's interpreter on NumPy 1.25 and later.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -28,33 +27,6 @@ def test_linear(rows, outputs, inputs, dtype, has_bias) -> None:
     torch.testing.assert_close(out.double(), wanted, rtol=2 * step, atol=step * inputs)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("outputs, inputs", [(37, 1100), (8, 512)])
-def test_norm_before_and_residual_after(rows, outputs, inputs) -> None:
-    torch.manual_seed(outputs)
-    x, weight = torch.randn(rows, inputs) * 3, torch.randn(outputs, inputs)
-    norm = Norm(torch.randn(inputs), 1e-5)
-    residual = torch.randn(rows, outputs)
-    wide = x.double()
-    normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
-    wanted = normed @ weight.double().t() + residual.double()
-    out = linear(x, weight, norm=norm, residual=residual)
-    assert out.data_ptr() == residual.data_ptr()
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_gated_linear(rows, has_norm) -> None:
-    torch.manual_seed(rows)
-    x, weight = torch.randn(rows, 700), torch.randn(2 * 21, 700) / 20
-    norm = Norm(torch.randn(700), 1e-5) if has_norm else None
-    given = rms_norm(x, norm.weight, norm.eps) if norm else x
-    gate, up = (given.double() @ weight.double().t()).chunk(2, dim=-1)
-    out = gated_linear(x, weight, norm)
-    torch.testing.assert_close(out.double(), gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1")
 @pytest.mark.parametrize("rows, splits", [(2, 1), (5, 3), (20, 2), (64, 4)])
 @pytest.mark.parametrize("outputs, inputs", [(37, 512), (130, 700)])
@@ -69,3 +41,10 @@ def test_few_rows(rows, splits, outputs, inputs) -> None:
     out = launch_few_rows(x, weight, bias, shape)
     torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=5e-2)
     assert not room(x.device)[1].any()
+
+
+@pytest.mark.parametrize("outputs", [8, 1792, 2304, 3584, 4608, 8192])
+def test_programs_of_a_small_weight_fit_at_once(outputs) -> None:
+    shape = shape_for(outputs, 3584)
+    programs, threads = -(-outputs // shape.rows), shape.warps * 32
+    assert shape.registers is None or programs <= 132 * (65536 // (shape.registers * threads))

@@ -72,3 +72,16 @@ def test_no_tokens() -> None:
     empty = torch.zeros(0, 4)
     slots = torch.zeros(0, dtype=torch.int64)
     assert rotate_and_store(torch.zeros(0, 32), empty, empty, pool, pool, slots).shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize("tokens", [511, 513])
+def test_many_tokens(tokens) -> None:
+    torch.manual_seed(tokens)
+    qkv, slots = torch.randn(tokens, 3 * 8), torch.randperm(tokens)
+    slots[::5] = -1
+    cos, sin = torch.rand(2, tokens, 4)
+    pools, wanted = torch.zeros(2, 2, tokens // PAGE + 1, PAGE, 1, 8)
+    out = rotate_and_store(qkv, cos, sin, *pools, slots)
+    expected = rotate_and_store_reference(qkv, cos, sin, *wanted, slots)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(pools, wanted)
