@@ -23,8 +23,8 @@ def launch_greedy(
     batch, vocabulary = logits.shape
     device = logits.device
     parts = min(ceil_div(PROGRAMS, max(batch, 1)), ceil_div(vocabulary, BLOCK))
-    span = ceil_div(ceil_div(vocabulary, parts), BLOCK) * BLOCK
-    parts = ceil_div(vocabulary, span)
+    steps = ceil_div(ceil_div(vocabulary, parts), BLOCK)
+    parts = ceil_div(vocabulary, steps * BLOCK)
     best = torch.empty((batch, parts), dtype=torch.float32, device=device)
     best_id = torch.empty((batch, parts), dtype=torch.int32, device=device)
     ids = torch.empty(batch, dtype=torch.int64, device=device)
@@ -38,7 +38,7 @@ def launch_greedy(
             best_id,
             logits.stride(0),
             vocabulary,
-            span,
+            steps,
             num_masked=masked_ids.shape[0],
             block=BLOCK,
             num_warps=WARPS,
@@ -58,7 +58,7 @@ def launch_greedy(
     return ids, largest, sound
 
 
-@triton.jit(do_not_specialize=["span"])
+@triton.jit(do_not_specialize=["steps"])
 def _greedy_parts(
     logits,
     masked_ids,
@@ -66,12 +66,12 @@ def _greedy_parts(
     best_id,
     stride,
     vocabulary,
-    span,
+    steps,
     num_masked: tl.constexpr,
     block: tl.constexpr,
     early: tl.constexpr,
 ):
-    """The best of logits[row, part x span : (part + 1) x span]; id -1 says: not sound."""
+    """The best of a part, `steps` blocks of the row; id -1 says: not sound."""
     part, row = tl.program_id(0), tl.program_id(1)
     if early:
         gdc_wait()
@@ -81,9 +81,8 @@ def _greedy_parts(
     found = tl.full((block,), -1, tl.int32)  # the step in which a lane saw its best
     broken = tl.zeros((block,), tl.float32)  # becomes NaN with the first NaN or infinity
     base = logits + row.to(tl.int64) * stride
-    begin = part * span
-    steps = (tl.minimum(span, vocabulary - begin) + block - 1) // block
-    for step in range(steps):
+    begin = part * steps * block
+    for step in range(tl.minimum(steps, (vocabulary - begin + block - 1) // block)):
         start = begin + step * block
         inside = start + lane < vocabulary
         seen = tl.load(base + start + lane, mask=inside, other=0.0).to(tl.float32)

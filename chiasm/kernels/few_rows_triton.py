@@ -50,7 +50,7 @@ def launch_few_rows(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _few_rows(
     x,
     weight,

@@ -51,7 +51,7 @@ def launch_rotate_and_store(
     return queries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _rotate_and_store(
     qkv,
     cos,
