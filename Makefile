@@ -14,6 +14,7 @@ MODEL ?= demo
 ENCODERS ?= 2
 PORT ?= 8000
 URL ?= http://127.0.0.1:$(PORT)
+REPO ?= chiasm
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -25,7 +26,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-kube apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: help setup demo serve test test-kube test-images images apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +43,12 @@ serve: $(VENV)/.stamp-run ## Serve MODEL on PORT with ENCODERS encoders until Ct
 
 test: setup proto-tools lint imports ## Lint, import law and all tests that need no GPU: what CI runs
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-images: setup ## Replay the Dockerfiles' steps and run what they install: 5 minutes, 4 GB for a while
+	CHIASM_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images $(PYTEST_ARGS)
+
+images: ## Build the images REPO-gateway, -encoder and -decoder with docker (deploy/docker/build.sh)
+	@REPO=$(REPO) TORCH_INDEX_URL=$(TORCH_INDEX_URL) deploy/docker/build.sh
 
 test-kube: setup ## Install the chart into a real API server, if `make apiserver` has built one
 	$(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)

@@ -17,12 +17,31 @@ DEMO = "demo"
 WEIGHT_INDEX = "model.safetensors.index.json"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# Everything a service reads: configs, tokenizer and template files, weights that are plain data.
-_WANTED = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+# Everything a service reads beside weights: configs, tokenizer and template files.
+_PLAIN = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = "*.safetensors"  # never pickles
+
+Wanted = Callable[[str], bool]
+"""By name, whether a tensor is read."""
 
 
-def resolve_model(name_or_path: str) -> Path:
+def every_tensor(name: str) -> bool:
+    """All weights are read."""
+    return True
+
+
+def no_tensor(name: str) -> bool:
+    """No weights are read."""
+    return False
+
+
+def resolve_model(name_or_path: str, *, wanted: Wanted = every_tensor) -> Path:
     """The absolute directory that holds the checkpoint's config.json.
+
+    Args:
+        name_or_path: What --model says.
+        wanted: Of a hub id, only files that hold such tensors are downloaded; each pod of a
+            cluster fetches its own part.
 
     Raises:
         ValueError: It is neither `demo`, nor such a directory, nor a hub id that can be had.
@@ -34,7 +53,7 @@ def resolve_model(name_or_path: str) -> Path:
         return _checked(path.resolve(), name_or_path)
     if not _HUB_ID.fullmatch(name_or_path):
         raise ValueError(f"--model {name_or_path!r}: no such directory, and no hub id")
-    return _checked(_from_hub(name_or_path), name_or_path)
+    return _checked(_from_hub(name_or_path, wanted), name_or_path)
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
@@ -56,9 +75,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def weight_files(
-    model_dir: Path, *, wanted: Callable[[str], bool] = lambda name: True
-) -> tuple[Path, ...]:
+def weight_files(model_dir: Path, *, wanted: Wanted = every_tensor) -> tuple[Path, ...]:
     """The files that hold a checkpoint's tensors, each once, sorted.
 
     Those of the index where there is one: a directory may hold the same weights a second time, in
@@ -99,7 +116,7 @@ def _checked(directory: Path, name: str) -> Path:
     return directory
 
 
-def _from_hub(hub_id: str) -> Path:
+def _from_hub(hub_id: str, wanted: Wanted) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -108,11 +125,30 @@ def _from_hub(hub_id: str) -> Path:
             f"--model {hub_id!r}: no such directory; install huggingface_hub to use hub ids"
         ) from error
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_WANTED, local_files_only=True))
+        cached = Path(snapshot_download(hub_id, allow_patterns=_PLAIN, local_files_only=True))
+        # Another service may have fetched another part, or may be at it.
+        if not _missing(cached, wanted):
+            return cached
     except LocalEntryNotFoundError:
         pass  # not cached yet
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_WANTED))
+        found = Path(snapshot_download(hub_id, allow_patterns=_PLAIN))
+        if files := _missing(found, wanted):
+            found = Path(snapshot_download(hub_id, allow_patterns=files))
+        return found
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"--model {hub_id!r}: cannot be downloaded: {reason}") from error
+
+
+def _missing(directory: Path, wanted: Wanted) -> list[str]:
+    """Patterns of the files that are read and are not there."""
+    if not (directory / "config.json").is_file():
+        return [*_PLAIN, _WEIGHTS]
+    if wanted is no_tensor:
+        return []
+    if not (directory / WEIGHT_INDEX).exists():
+        return [] if any(directory.glob(_WEIGHTS)) else [_WEIGHTS]
+    weight_map = read_json(directory / WEIGHT_INDEX).get("weight_map") or {}
+    files = {str(file) for name, file in weight_map.items() if wanted(name)}
+    return sorted(file for file in files if not (directory / file).is_file())

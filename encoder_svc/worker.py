@@ -18,7 +18,7 @@ from chiasm.allocator import keep_freed_memory
 from chiasm.checkpoint import resolve_model
 from chiasm.collector import keep_loaded_objects
 from chiasm.config import EncoderConfig
-from chiasm.digest import processor_digest, tower_digest
+from chiasm.digest import is_tower_tensor, processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
 from chiasm.metrics_port import serve_metrics
 from chiasm.plan import Grid
@@ -142,7 +142,7 @@ def load_parts(config: EncoderConfig) -> Parts:
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
-    model_dir = resolve_model(config.model)
+    model_dir = resolve_model(config.model, wanted=is_tower_tensor)
     runner = TowerRunner.load(
         model_dir, device=config.device, dtype=config.dtype, row_dtype=config.row_dtype
     )

@@ -17,7 +17,7 @@ import uvloop
 
 from chiasm import handshake
 from chiasm.allocator import keep_freed_memory
-from chiasm.checkpoint import resolve_model
+from chiasm.checkpoint import no_tensor, resolve_model
 from chiasm.collector import keep_loaded_objects
 from chiasm.config import GatewayConfig
 from chiasm.digest import processor_digest, tokenizer_digest
@@ -134,7 +134,7 @@ class Gateway:
 @asynccontextmanager
 async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """A gateway that serves inside the block. Peers may come later."""
-    model_dir = resolve_model(config.model)
+    model_dir = resolve_model(config.model, wanted=no_tensor)
     keys = ApiKeys.from_file(config.api_key_file)
     metrics = GatewayMetrics()
     planner = planner_for(model_dir)

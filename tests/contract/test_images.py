@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import chiasm
 from chiasm.cli.service import CONFIG_CLASSES
 from chiasm.config.load import settings
 
@@ -40,6 +43,35 @@ def test_image_files_fit_the_tree(path: Path) -> None:
     assert (ROOT / module[1] / "__main__.py").is_file()
     assert f"COPY {module[1]} {module[1]}" in text
     assert re.search(r"^USER 10001$", text, re.M), "runs as root"
+
+
+@pytest.mark.parametrize("gpu", ["", "1"])
+def test_what_make_images_asks_for_exists(gpu: str) -> None:
+    """The script with `echo` for docker: files, tags, and arguments that the files declare."""
+    env = {"PATH": os.environ["PATH"], "DOCKER": "echo", "REPO": "r", "GPU": gpu, "PUSH": "1"}
+    env["CUDA_BASE"] = "cuda" if gpu else ""
+    script = ROOT / "deploy" / "docker" / "build.sh"
+    done = subprocess.run([script], env=env, capture_output=True, text=True, check=True)
+    built = [line for line in done.stdout.splitlines() if line.startswith("build ")]
+    version = re.escape(chiasm.__version__)
+    assert re.findall(rf"^push r-(\w+):{version}$", done.stdout, re.M) == [
+        "gateway",
+        "encoder",
+        "decoder",
+    ]
+    for line in built:
+        (path,) = re.findall(r"-f (\S+)", line)
+        declared = set(re.findall(r"^ARG (\w+)", (ROOT / path).read_text(), re.M))
+        assert set(re.findall(r"--build-arg (\w+)=", line)) <= declared
+        for extras in re.findall(r"EXTRAS=(\S+)", line):
+            assert set(extras.split(",")) <= EXTRAS.keys()
+    assert ("FLASHINFER_CUDA_ARCH_LIST=8.0 9.0a" in built[-1]) is bool(gpu)
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_health_is_asked_of_the_right_role(path: Path) -> None:
+    role = path.name.removesuffix(".Dockerfile")
+    assert f'CMD ["python", "-m", "chiasm.probe", "{role}"]' in path.read_text()
 
 
 def test_the_gateways_image_gets_no_torch() -> None:

@@ -115,11 +115,22 @@ def test_requests_follow_the_slices_and_none_fails(
         load.stop()
     assert not load.failures, load.failures[:5]
     assert load.answered >= 600
+    print(f"{load.answered} requests answered, {len(load.failures)} failed")
 
 
 def can_see(url: str, ready: int) -> bool:
     endpoints = httpx.get(f"{url}/ready").json()["endpoints"]
     return sum(endpoint["ready"] for endpoint in endpoints) == ready
+
+
+def strangers(url: str) -> set[str]:
+    """Addresses that are listed as encoders, answer, and are not used."""
+    endpoints = httpx.get(f"{url}/ready").json()["endpoints"]
+    return {
+        e["address"]
+        for e in endpoints
+        if e["role"] == "encoder" and not e["ready"] and "not yet" not in e["trouble"]
+    }
 
 
 def answers(load: Load, more: int) -> None:
@@ -139,11 +150,14 @@ def one_pod_serves_all(pods: Pods, load: Load) -> None:
 def two_more_take_their_share(cluster: Cluster, pods: Pods, load: Load) -> None:
     for number in (1, 2):
         cluster.put_slice(f"e-{number + 1}", "chiasm-encoder", pods.encoders[number])
-    until(lambda: min(pods.encoded()) > 0, IN_USE_S, "new pods are in use")
+    used_s = until(lambda: min(pods.encoded()) > 0, IN_USE_S, "new pods are in use")
     before = pods.encoded()
     answers(load, 300)
     gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
     shares = [100 * gain / sum(gained) for gain in gained]
+    print(
+        f"new pods in use after {used_s:.1f} s, shares of three: {[f'{s:.1f} %' for s in shares]}"
+    )
     assert all(23 <= share <= 43 for share in shares), shares
 
 
@@ -160,7 +174,10 @@ def who_leaves_is_left_and_may_come_back(cluster: Cluster, pods: Pods, load: Loa
     cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1], ready=False)
     cluster.delete_slice("e-3")
     # The watch was broken: the gateway may have to back off once more before it hears.
-    until(lambda: can_see(load.url, 2), 10, "who has left is dropped")
+    dropped_s = until(lambda: can_see(load.url, 2), 10, "who has left is dropped")
+    # A stranger has got the address of a pod that has gone: it answers, but is no encoder.
+    cluster.put_slice("e-4", "chiasm-encoder", pods.decoder)
+    until(lambda: pods.decoder in strangers(load.url), IN_USE_S, "the stranger was asked")
     answers(load, 8)  # what was under way
     before = pods.encoded()
     answers(load, 100)
@@ -168,4 +185,5 @@ def who_leaves_is_left_and_may_come_back(cluster: Cluster, pods: Pods, load: Loa
     assert gained[0] >= 100
     assert gained[1:] == [0, 0]
     cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1])
-    until(lambda: pods.encoded()[1] > before[1], IN_USE_S, "who comes back is in use")
+    back_s = until(lambda: pods.encoded()[1] > before[1], IN_USE_S, "who comes back is in use")
+    print(f"dropped after {dropped_s:.1f} s, in use again after {back_s:.1f} s")

@@ -136,6 +136,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+class _Quiet(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go in the middle of something are no news."""
+
+
 @contextmanager
 def translated(url: str, certificate: Path, key: Path) -> Iterator[str]:
     """The address of a proxy before the API server at `url`; it outlives the server's restarts.
@@ -147,7 +152,7 @@ def translated(url: str, certificate: Path, key: Path) -> Iterator[str]:
     own.load_cert_chain(certificate, key)
     upstream = urlsplit(url).netloc
     handler = type("Handler", (_Handler,), {"upstream": upstream, "context": context})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Quiet(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     server.socket = own.wrap_socket(
         server.socket, server_side=True, do_handshake_on_connect=False

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from chiasm.checkpoint import WEIGHT_INDEX, read_json, resolve_model, weight_files
+from chiasm.checkpoint import (
+    WEIGHT_INDEX,
+    Wanted,
+    every_tensor,
+    no_tensor,
+    read_json,
+    resolve_model,
+    weight_files,
+)
 from chiasm.demo import checkpoint_dir
+from chiasm.digest import is_tower_tensor
 
 
 def test_demo_is_the_shipped_checkpoint() -> None:
@@ -28,19 +39,82 @@ def test_a_directory_is_itself_made_absolute(
         assert resolve_model(name) == tmp_path / "m"
 
 
-def test_a_cached_hub_id_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    calls: list[dict[str, object]] = []
+class Hub:
+    """A repository of files, and the cache that downloads land in."""
 
-    def snapshot_download(repo_id: str, **options: object) -> str:
-        calls.append({"repo_id": repo_id, **options})
-        return str(tmp_path)
+    def __init__(self, cache: Path, files: dict[str, str]) -> None:
+        self.cache = cache
+        self.files = files
+        self.fetched: list[str] = []
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert resolve_model("some-org/some-model-7B") == tmp_path
-    assert [call["repo_id"] for call in calls] == ["some-org/some-model-7B"]
-    assert calls[0]["local_files_only"] is True
-    assert "*.bin" not in str(calls[0]["allow_patterns"]), "pickled weights are never fetched"
+    def snapshot_download(
+        self, repo_id: str, *, allow_patterns: list[str], local_files_only: bool = False
+    ) -> str:
+        assert repo_id == "some-org/some-model-7B"
+        if local_files_only:
+            if not self.cache.exists():
+                raise LocalEntryNotFoundError("not there")
+            return str(self.cache)
+        self.cache.mkdir(exist_ok=True)
+        for name, text in self.files.items():
+            path = self.cache / name
+            if any(fnmatch(name, pattern) for pattern in allow_patterns) and not path.exists():
+                path.write_text(text)
+                self.fetched.append(name)
+        return str(self.cache)
+
+
+SHARDS = {
+    "visual.blocks.0.norm1.weight": "1.safetensors",
+    "visual.merger.ln_q.weight": "2.safetensors",
+    "model.layers.0.mlp.up_proj.weight": "2.safetensors",
+    "lm_head.weight": "3.safetensors",
+}
+PLAIN = {"config.json": "{}", "tokenizer.json": "{}", "chat_template.jinja": ""}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    shards = dict.fromkeys(SHARDS.values(), "weights")
+    index = {WEIGHT_INDEX: json.dumps({"weight_map": SHARDS})}
+    pickles = {"pytorch_model.bin": "pickled", "model.pt": "pickled"}
+    made = Hub(tmp_path / "cache", PLAIN | index | shards | pickles)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot_download)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shards"),
+    [
+        (no_tensor, []),
+        (is_tower_tensor, ["1.safetensors", "2.safetensors"]),
+        (every_tensor, ["1.safetensors", "2.safetensors", "3.safetensors"]),
+    ],
+)
+def test_each_service_downloads_what_it_reads(hub: Hub, wanted: Wanted, shards: list[str]) -> None:
+    assert resolve_model("some-org/some-model-7B", wanted=wanted) == hub.cache
+    assert sorted(hub.fetched) == sorted([*PLAIN, WEIGHT_INDEX, *shards])
+    hub.fetched.clear()
+    hub.files.clear()
+    assert resolve_model("some-org/some-model-7B", wanted=wanted) == hub.cache, "no network needed"
+    assert not hub.fetched
+
+
+def test_a_part_that_another_service_has_fetched_is_completed(hub: Hub) -> None:
+    resolve_model("some-org/some-model-7B", wanted=no_tensor)
+    hub.fetched.clear()
+    resolve_model("some-org/some-model-7B", wanted=is_tower_tensor)
+    assert sorted(hub.fetched) == ["1.safetensors", "2.safetensors"]
+    resolve_model("some-org/some-model-7B")
+    assert hub.fetched[2:] == ["3.safetensors"]
+
+
+def test_weights_in_one_file_are_fetched_whole_or_not_at_all(hub: Hub) -> None:
+    hub.files = PLAIN | {"model.safetensors": "weights"}
+    resolve_model("some-org/some-model-7B", wanted=no_tensor)
+    assert "model.safetensors" not in hub.fetched
+    resolve_model("some-org/some-model-7B", wanted=is_tower_tensor)
+    assert "model.safetensors" in hub.fetched
 
 
 @pytest.mark.parametrize(
