@@ -97,7 +97,7 @@ async def _serve(config: DecoderConfig, load: Load) -> None:
         description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
         metrics = DecoderMetrics()
         inbound = Inbound(parts.slab, metrics)
-        await inbound.offer_slab(config)
+        await inbound.offer(config.transport, parts.bank)
         description.transports[:] = inbound.transports
         try:
             await _run(config, text, parts, Wire(description, server, inbound, metrics, tls))

@@ -13,7 +13,9 @@ import torch
 from chiasm.config import DecoderConfig
 from chiasm.rows import RowFormat
 from chiasm.telemetry import DecoderMetrics
+from chiasm.transport.base import Region
 from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.embeddings.bank_channel import BankPort
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.embeddings.slab import Slab
 from decoder_svc.engine.core import EngineCore
@@ -36,6 +38,7 @@ from decoder_svc.runner.loading import (
     plans_ahead,
     slab_rows,
 )
+from decoder_svc.runner.rank_rows import bank_wanted, open_rank_rows
 from decoder_svc.runner.ranks import RanksExecutor
 from decoder_svc.sampling.grammar import GrammarCompiler
 from decoder_svc.sampling.params import Draw, SamplingParams
@@ -45,6 +48,8 @@ from decoder_svc.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 9
+# Pages of one grant. Rows are usable grant by grant; between GPUs bytes cost less than messages.
+_GRANT_PAGES, _BANK_GRANT_PAGES = 16, 64
 _LEAST_TEXT = 32  # behind rows these cost next to nothing, in a step of their own half a step
 
 
@@ -59,6 +64,8 @@ class Parts:
     slab_pages: int
     max_model_len: int
     grammars: GrammarCompiler
+    bank: Region | BankPort | None = None
+    """The slab's second bank: in this process, or in that of the first rank; None without one."""
 
 
 def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
@@ -80,19 +87,26 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
     mesh, placement = ParallelMesh(), choose_placement(config)
     rows, slab_pages = _slab(config, text, placement)
     model = load_stage(model_dir, text, mesh, placement, load_format=config.load_format)
+    shape = (slab_pages * config.memory.slab_page_rows, rows.hidden_size * rows.levels)
+    dtype: torch.dtype = getattr(torch, rows.dtype)
+    bank = open_rank_rows(config, mesh, placement.device, shape=shape, dtype=dtype)
     num_blocks = count_pages(config, text, mesh, placement)
     max_model_len = _max_model_len(config, text, num_blocks)
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
     view = slab_rows(slab.view(), rows)
     grammars = GrammarCompiler.of(model_dir, text)
     runner = build_runner(config, model, num_blocks=num_blocks, rows=view, grammars=grammars)
+    runner.rank_rows = bank
     executor = InlineExecutor(runner, depth=1 + runner.ahead)
-    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars)
+    region = None if bank is None else bank.region
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars, region)
 
 
 def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Parts:
     """A process for every rank; this one computes nothing."""
-    rows, slab_pages = _slab(config, text, choose_placement(config))
+    placement = choose_placement(config)
+    rows, slab_pages = _slab(config, text, placement)
+    port = BankPort() if bank_wanted(config, placement.device) else None
     slab = Slab(slab_pages * config.memory.slab_page_rows * rows.row_bytes)
     with ExitStack() as undo:
         undo.callback(slab.close)
@@ -103,6 +117,7 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
             slab=slab,
             row_dtype=rows.dtype,
             rendezvous=rendezvous_of(os.environ),
+            bank_port=port,
         )
         executor = RanksExecutor(launcher, depth=config.parallel.pp_size + plans_ahead(config))
         undo.callback(executor.close)
@@ -110,7 +125,7 @@ def _load_ranks(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Par
         max_model_len = _max_model_len(config, text, num_blocks)
         undo.pop_all()
     grammars = GrammarCompiler.of(model_dir, text)
-    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars)
+    return Parts(executor, slab, rows, num_blocks, slab_pages, max_model_len, grammars, port)
 
 
 def _slab(config: DecoderConfig, text: TextConfig, placement: Placement) -> tuple[RowFormat, int]:
@@ -129,6 +144,7 @@ def build_engine(
         pages=parts.slab_pages,
         page_rows=config.memory.slab_page_rows,
         row_bytes=parts.rows.row_bytes,
+        grant_pages=_GRANT_PAGES if parts.bank is None else _BANK_GRANT_PAGES,
         row_format=parts.rows,
     )
     scheduler = Scheduler(

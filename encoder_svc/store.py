@@ -363,7 +363,6 @@ class EmbeddingStore:
         """Its streams hear EVICTED; its bytes are free now, for nothing of it is being written."""
         self._drop(entry)
         entry.nbytes = 0
-        entry.segments.clear()
         entry.state = EntryState.FAILED
         entry.failure = (Cause.EVICTED, "the rows made room for a running request")
         self._failed[entry.key] = entry
@@ -373,6 +372,7 @@ class EmbeddingStore:
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.digest, entry.opening.frames]
         self.used_bytes -= entry.nbytes
+        entry.segments.clear()  # now, not when the streams that knew the entry are collected
 
     def _interest_gone(self, entry: Entry) -> None:
         if entry.interest:
@@ -384,6 +384,7 @@ class EmbeddingStore:
             case EntryState.FAILED:
                 if self._failed.pop(entry.key, None):
                     self.used_bytes -= entry.nbytes
+                    entry.segments.clear()
             case EntryState.FILLING | EntryState.ENCODING:
                 self._filling.pop(entry.key, None)
                 if self._jobs.pop(entry.key, None):

@@ -16,6 +16,8 @@ from encoder_svc.arena import RowArena
 
 logger = logging.getLogger(__name__)
 
+_SPARE = 8  # the share of the cache that is added for gaps between rows
+
 
 @dataclass(frozen=True, slots=True)
 class RowTransfer:
@@ -43,7 +45,8 @@ def open_transfer(config: EncoderConfig, device: torch.device) -> RowTransfer | 
     if config.transport == "grpc":
         return None
     try:
-        arena = RowArena(config.cache_bytes, device)
+        # Pieces of all sizes come and go: with some room to spare each finds a place in one piece.
+        arena = RowArena(config.cache_bytes + config.cache_bytes // _SPARE, device)
         agent = TransferAgent((arena.region,))
     except Unavailable as error:
         if config.transport == "nixl":

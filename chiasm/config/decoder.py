@@ -70,10 +70,14 @@ class MemoryConfig:
     """Bytes of the slab that embedding rows land in."""
     slab_page_rows: int = 64
     """Rows of one page of the slab."""
+    slab_memory: str = "auto"
+    """device: nixl may also write rows into the first rank's memory; host: not; auto: on cuda."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.slab_page_rows < 1 or self.slab_bytes < 1:
             raise ValueError("--block-size, --slab-page-rows and --slab-bytes must be positive")
+        if self.slab_memory not in ("auto", "host", "device"):
+            raise ValueError(f"--slab-memory: auto, host or device, not {self.slab_memory!r}")
         if not 0 < self.mem_fraction_static < 1:
             raise ValueError("--mem-fraction-static must be between 0 and 1")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import logging
 import os
 import secrets
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 WRITE_S = 20.0
 """Longest that a write may take before it is aborted: its peer is stopped, or out of reach."""
+_PACKAGES = ("nixl_cu13", "nixl_cu12")
 _IDLE_S = 0.05
 _MISUSE = (RuntimeError, TypeError, UnicodeDecodeError)  # what odd arguments make the binding raise
 # While something is expected: (until so long after the last event, sleep so long).
@@ -44,11 +46,16 @@ class _Nixl:
     errors: tuple[type[Exception], ...]
 
 
+def nixl_is_installed() -> bool:
+    """Whether there is a NIXL to be tried; loads nothing."""
+    return any(importlib.util.find_spec(package) is not None for package in _PACKAGES)
+
+
 def load_nixl() -> _Nixl:
     """The library for CUDA 13, else the one for CUDA 12; neither needs CUDA. Raises Unavailable."""
     apply_ucx_settings(os.environ)
     missing = ""
-    for package in ("nixl_cu13", "nixl_cu12"):
+    for package in _PACKAGES:
         try:
             api = importlib.import_module(f"{package}._api")
             bindings = importlib.import_module(f"{package}._bindings")
@@ -147,9 +154,9 @@ class TransferAgent:
         self._call(lambda: self._post(peer, source, target, notice, over), over)
         return over
 
-    def await_notices(self, change: int) -> None:
-        """So many more (or fewer) notifications are expected: it is polled for them."""
-        self._call(lambda: self._await(change))
+    def await_notices(self, count: int) -> None:
+        """So many notifications are expected in all: while there are any, it polls often."""
+        self._call(lambda: self._await(count))
 
     def close(self) -> None:
         """Ends the agent: what peers write from here on fails, connections are gone. Blocks."""
@@ -198,7 +205,7 @@ class TransferAgent:
         self.metadata = self._agent.get_agent_metadata()
 
     def _pause(self) -> None:
-        if not self._writes and self._num_awaited <= 0:
+        if not self._writes and not self._num_awaited:
             self._wake.wait(_IDLE_S)
         elif not self._calls:
             quiet = time.monotonic() - self._event_at
@@ -253,8 +260,8 @@ class TransferAgent:
             with suppress(*self._nixl.errors):
                 self._agent.remove_remote_agent(name)
 
-    def _await(self, change: int) -> None:
-        self._num_awaited += change
+    def _await(self, count: int) -> None:
+        self._num_awaited = count
 
     def _post(
         self,

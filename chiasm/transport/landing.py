@@ -81,6 +81,12 @@ class Arrivals:
             elif not future.done():
                 future.set_result(True)
 
+    def fail(self) -> None:
+        """None of them will come."""
+        for future in self._expected.values():
+            if not future.done():
+                future.set_result(False)
+
     async def wait(self, notice: bytes) -> bool:
         """Whether it came, now or in a while; forgets it."""
         future = self._expected.get(notice)
@@ -94,12 +100,11 @@ class Arrivals:
         finally:
             self.forget(notice)
 
-    def forget(self, notice: bytes) -> bool:
-        """Whether it was still expected."""
+    def forget(self, notice: bytes) -> None:
+        """Nobody waits for it; who does hears that it does not come."""
         future = self._expected.pop(notice, None)
         if future is not None and not future.done():
-            future.cancel()
-        return future is not None
+            future.set_result(False)
 
 
 class LocalLanding:
@@ -147,19 +152,17 @@ class LocalLanding:
     def expect(self, notice: bytes) -> None:
         """See `Landing.expect`."""
         self._arrivals.expect(notice)
-        if self._agent is not None:
-            self._agent.await_notices(+1)
+        self._count()
 
     def forget(self, notice: bytes) -> None:
         """See `Landing.forget`."""
-        if self._arrivals.forget(notice) and self._agent is not None:
-            self._agent.await_notices(-1)
+        self._arrivals.forget(notice)
+        self._count()
 
     async def arrived(self, notice: bytes) -> bool:
         """See `Landing.arrived`."""
         came = await self._arrivals.wait(notice)
-        if self._agent is not None:
-            self._agent.await_notices(-1)
+        self._count()
         return came
 
     async def renew(self, generation: int) -> None:
@@ -170,7 +173,7 @@ class LocalLanding:
             old, self.generation = self._agent, generation + 1
             try:
                 self._agent = await self._start()
-                self._agent.await_notices(len(self._arrivals))
+                self._count()
             except Unavailable as error:
                 logger.error("%s; rows travel over grpc from here on", error)
                 self._agent = None
@@ -185,6 +188,10 @@ class LocalLanding:
             agent, self._agent = self._agent, None
             if agent is not None:
                 await asyncio.to_thread(agent.close)
+
+    def _count(self) -> None:
+        if self._agent is not None:
+            self._agent.await_notices(len(self._arrivals))
 
     async def _start(self) -> TransferAgent:
         loop = asyncio.get_running_loop()

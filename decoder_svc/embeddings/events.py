@@ -23,7 +23,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class SlabRun:
-    """Consecutive rows of the slab."""
+    """Consecutive rows of the slab; those of its second bank follow those of the first."""
 
     first_slab_row: int
     num_rows: int

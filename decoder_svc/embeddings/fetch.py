@@ -42,6 +42,7 @@ class Fetch:
     grants: dict[int, tuple[int, list[Slot]]] = field(default_factory=dict)  # seq: segment, slots
     num_grants: int = 0
     num_rows_granted: int = 0
+    num_grants_lost: int = 0  # the first so many do not count in memory of a rank: it is gone
 
     @property
     def live(self) -> bool:

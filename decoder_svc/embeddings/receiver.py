@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from chiasm.plan import Cause, Promise, Source, Span
 from chiasm.rows import RowFormat
-from chiasm.transport.base import Destination
+from chiasm.transport.base import HOST_BANK, Destination
 from decoder_svc.embeddings.admission import AdmissionOrder
 from decoder_svc.embeddings.events import (
     Accepted,
@@ -68,6 +68,7 @@ class EmbeddingReceiver:
         self.counters = Counters()
         self._pool = PagePool(pages)
         self._row_bytes = row_bytes
+        self._bank_rows = pages * page_rows
         self._grant_pages = grant_pages
         reserve = max(1, min(-(-reserve_rows // page_rows), pages // 2))
         self._planner = GrantPlanner(self._pool, reserve=reserve, page_rows=page_rows)
@@ -122,9 +123,8 @@ class EmbeddingReceiver:
     def grant(self, demands: Sequence[Demand]) -> None:
         """Grants pages for demanded rows that are ready, as far as pages allow.
 
-        Args:
-            demands: In admission order, each request's in prompt order. Rows already granted or
-                landed cost nothing; unknown requests are skipped.
+        Demands come in admission order, each request's in prompt order. Rows already granted or
+        landed cost nothing; unknown requests are skipped.
         """
         wants = [
             Want(d.request_id, d.rows, item.rows, item.parts.values())
@@ -156,9 +156,8 @@ class EmbeddingReceiver:
     def preempt(self, request_id: str, items_needed: Mapping[int, int]) -> None:
         """The request starts over: rows from the given one on are needed again, per item.
 
-        Every item named gives its pages back, so that preempting is a way out of a full slab.
-        Parts of which rows were there are reported PREEMPTED; fetches of which nothing has landed
-        go on.
+        Every item named gives its pages back: preempting is a way out of a full slab. Parts of
+        which rows were there are reported PREEMPTED; fetches of which nothing has landed go on.
         """
         self._order.leave(request_id)
         for index, first in items_needed.items():
@@ -166,16 +165,17 @@ class EmbeddingReceiver:
             before = item.rows.consumed
             landed = [slot for slot in item.rows.slots if slot.landed]
             item.rows.consumed = min(before, first)
-            for slot in landed:
-                item.rows.remove(slot)
-                self._pool.free(slot.page)
-            gone = [Span(first, max(first, before)), *(slot.rows for slot in landed)]
-            for part in item.parts.values():
-                if any(len(part.rows.intersect(span)) for span in gone):
-                    for fetch in tuple(part.candidates):
-                        self._end(fetch)
-                    self._report(request_id, index, part, Cause.PREEMPTED, "preempted")
-            item.landed_told = item.rows.complete
+            self._recall(request_id, index, landed, Span(first, max(first, before)))
+
+    def lose_bank(self, bank: int) -> None:
+        """That memory is gone, with the rows that have landed in it; others are kept."""
+        for fetch in self._fetches.values():
+            fetch.num_grants_lost = fetch.num_grants
+        for request_id, items in self._requests.items():
+            for index, item in items.items():
+                rows = item.rows.slots
+                gone = [s for s in rows if s.landed and s.bank(self._bank_rows) == bank]
+                self._recall(request_id, index, gone, Span(0, 0))
 
     def release(self, request_id: str) -> None:
         """The request is over: fetches are cancelled, pages come free as their writers stop."""
@@ -306,11 +306,14 @@ class EmbeddingReceiver:
         if not fetch.live or segment != landed.segment:
             self.counters.stale_events += 1
             return
+        if landed.bank != HOST_BANK and landed.seq <= fetch.num_grants_lost:
+            self._lose(fetch, Cause.PREEMPTED, "the rank whose memory it was is gone")
+            return
         del fetch.grants[landed.seq]
         item = self._requests[fetch.request_id][fetch.item]
         for slot in slots:
             self._pool.land(slot.page)
-            slot.landed = True
+            slot.land(landed.bank * self._bank_rows)
         for slot in item.rows.consume(item.rows.consumed):
             self._pool.free(slot.page)
         self._settle(fetch.request_id, fetch.item)
@@ -327,6 +330,20 @@ class EmbeddingReceiver:
                 self._pool.quarantine(slot.page)
             source = fetch.source
             self._commands.append(Fence(fetch.fetch_id, source.endpoint, source.encoder_epoch))
+
+    def _recall(self, request_id: str, index: int, landed: list[Slot], used: Span) -> None:
+        """Rows that were there have to come again: landed ones, and those used up."""
+        item = self._requests[request_id][index]
+        for slot in landed:
+            item.rows.remove(slot)
+            self._pool.free(slot.page)
+        gone = [used, *(slot.rows for slot in landed)]
+        for part in item.parts.values():
+            if any(len(part.rows.intersect(span)) for span in gone):
+                for fetch in tuple(part.candidates):
+                    self._end(fetch)
+                self._report(request_id, index, part, Cause.PREEMPTED, "preempted")
+        item.landed_told = item.rows.complete
 
     def _settle(self, request_id: str, index: int) -> None:
         """Ends the fetches of parts that need no more rows; tells once when the item is whole."""

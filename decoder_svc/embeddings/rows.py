@@ -25,6 +25,15 @@ class Slot:
     first_slab_row: int
     landed: bool = False
 
+    def land(self, first_row_of_bank: int) -> None:
+        """Its rows are there; banks of the slab follow one another."""
+        self.first_slab_row += first_row_of_bank
+        self.landed = True
+
+    def bank(self, bank_rows: int) -> int:
+        """The bank it has landed in."""
+        return self.first_slab_row // bank_rows
+
 
 class ItemRows:
     """The rows of one item.

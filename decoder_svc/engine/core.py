@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from chiasm.errors import ChiasmError, EmbeddingLost, Internal, InvalidRequest, Unavailable
 from chiasm.telemetry import DecoderMetrics
+from chiasm.transport.base import RANK_BANK
 from decoder_svc.embeddings.events import FetchCommand, ItemLanded, Notice, PartLost
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.mailbox import Item, Mailbox
@@ -337,6 +338,7 @@ class EngineCore:
         self._lost_at = self._clock()
         self._metrics.step_failures.inc()
         self._scheduler.restart()
+        self._receiver.lose_bank(RANK_BANK)
         for request in tuple(self._requests.values()):
             request.num_crashes += request.request_id in flying
             if request.num_crashes > _MOST_CRASHES:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chiasm.config import DecoderConfig
 from decoder_svc.config.from_hf import TextConfig
+from decoder_svc.embeddings.bank_channel import BankPort
 from decoder_svc.embeddings.slab import Slab
 from decoder_svc.parallel.launch import Rendezvous
 from decoder_svc.runner.codec import Start
@@ -34,12 +35,20 @@ def rank_context() -> ForkServerContext:
     return context
 
 
-def start_rank(context: ForkServerContext, task: RankTask, channel: Connection) -> BaseProcess:
-    """A process that ends with this one; the channel's end is its own from now on."""
-    process = context.Process(target=run_rank, args=(task, channel), name=f"rank-{task.rank}")
+def start_rank(
+    context: ForkServerContext,
+    task: RankTask,
+    channel: Connection,
+    bank_channel: Connection | None = None,
+) -> BaseProcess:
+    """A process that ends with this one; the channels' ends are its own from now on."""
+    arguments = (task, channel, bank_channel)
+    process = context.Process(target=run_rank, args=arguments, name=f"rank-{task.rank}")
     process.daemon = True
     process.start()
     channel.close()
+    if bank_channel is not None:
+        bank_channel.close()
     return process
 
 
@@ -53,6 +62,7 @@ class Launcher:
         slab: Where rows of media land; ranks of the first stage attach to it.
         row_dtype: Of these rows.
         rendezvous: Which hosts there are; this is the first.
+        bank_port: Gets a channel to each first rank, if rows are to be written to its memory.
 
     Raises:
         ValueError: Stages cannot be spread over the hosts, or there is no secret to know ranks by.
@@ -68,8 +78,9 @@ class Launcher:
         slab: Slab,
         row_dtype: str,
         rendezvous: Rendezvous,
+        bank_port: BankPort | None = None,
     ) -> None:
-        self._context = rank_context()
+        self._bank_port, self._context = bank_port, rank_context()
         self._directory = tempfile.TemporaryDirectory(prefix="chiasm-ranks-")
         parallel = config.parallel
         local = rendezvous.local_ranks(tp_size=parallel.tp_size, pp_size=parallel.pp_size)
@@ -103,8 +114,16 @@ class Launcher:
         members = []
         for task in self._tasks:
             ours, theirs = self._context.Pipe()
-            members.append(Member(task.rank, ours, start_rank(self._context, task, theirs)))
+            bank = self._bank_channel() if task.rank == 0 else None
+            members.append(Member(task.rank, ours, start_rank(self._context, task, theirs, bank)))
         return RankGroup([*members, *remote], start)
+
+    def _bank_channel(self) -> Connection | None:
+        if self._bank_port is None:
+            return None
+        ours, theirs = self._context.Pipe()
+        self._bank_port.put(ours)
+        return theirs
 
     def close(self) -> None:
         """Removes what ranks met over."""

@@ -15,6 +15,7 @@ from decoder_svc.parallel.returns import TokenReturn
 from decoder_svc.runner.graphs import DecodeGraphs
 from decoder_svc.runner.inputs import StepInputs, build_inputs
 from decoder_svc.runner.outcome import Outcome
+from decoder_svc.runner.rank_rows import RankRows
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
 from decoder_svc.sampling.sampler import Sampler
@@ -57,6 +58,8 @@ class ModelRunner:
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self.num_blocks, self.block_size = pool.num_blocks, pool.block_size
+        self.rank_rows: RankRows | None = None
+        """On the first stage: the slab's second bank, where there is one."""
         self.graphs: DecodeGraphs | None = None
         """Captured; None = every step is launched kernel by kernel."""
         self.returns: TokenReturn | None = None
@@ -156,8 +159,11 @@ class ModelRunner:
         """First stage: the step's rows, copied, so that the slab's slots may be reused after it."""
         if not self._model.mesh.is_first_stage or not len(inputs.slab_rows):
             return None
-        rows = self._rows.index_select(0, inputs.slab_rows)
-        placed = rows.to(device=self._device, dtype=self._dtype)
+        if self.rank_rows is not None:
+            placed = self.rank_rows.gather(self._rows, inputs.slab_rows, self._dtype)
+        else:
+            rows = self._rows.index_select(0, inputs.slab_rows)
+            placed = rows.to(device=self._device, dtype=self._dtype)
         return MediaRows(inputs.embeds_at, placed, self._model.config.hidden_size)
 
 

@@ -40,6 +40,7 @@ from decoder_svc.runner.loading import (
 )
 from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.runner.outcome import Outcome
+from decoder_svc.runner.rank_rows import BankKeeper, open_rank_rows
 from decoder_svc.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class ResultThread:
             os._exit(1)
 
 
-def run_rank(task: RankTask, channel: Connection) -> None:
+def run_rank(task: RankTask, channel: Connection, bank_channel: Connection | None = None) -> None:
     """The life of a rank's process, once the engine can be reached. Never returns."""
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
@@ -159,7 +160,7 @@ def run_rank(task: RankTask, channel: Connection) -> None:
     voice = Voice(channel)
     code = 1
     try:
-        _serve(task, voice)
+        _serve(task, voice, bank_channel)
     except EOFError:
         code = 0
     except Exception as error:  # whatever it is, the engine learns of it and this process ends
@@ -170,11 +171,11 @@ def run_rank(task: RankTask, channel: Connection) -> None:
         os._exit(code)  # an orderly end of a process group would wait for peers
 
 
-def _serve(task: RankTask, voice: Voice) -> None:
+def _serve(task: RankTask, voice: Voice, bank_channel: Connection | None) -> None:
     start = voice.hear()
     assert isinstance(start, Start), "the first word is Start"
     voice.start_beating()
-    runner = _load(task, start)
+    runner = _load(task, start, bank_channel)
     keep_loaded_objects()
     voice.say(Ready(runner.num_blocks))
     results = ResultThread(voice)
@@ -186,7 +187,7 @@ def _serve(task: RankTask, voice: Voice) -> None:
             results.put(outcome)
 
 
-def _load(task: RankTask, start: Start) -> ModelRunner:
+def _load(task: RankTask, start: Start, bank_channel: Connection | None) -> ModelRunner:
     config, text = task.config, task.text
     placement = choose_placement(config, local_rank=task.local_rank)
     if placement.device.type == "cuda":
@@ -204,6 +205,11 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
         timeout_s=MEETING_S,
     )
     model = load_stage(task.model_dir, text, mesh, placement, load_format=config.load_format)
+    rows = _rows(task, mesh)
+    shape = (len(rows), rows.shape[1])
+    bank = open_rank_rows(config, mesh, placement.device, shape=shape, dtype=rows.dtype)
+    if bank is not None and bank.memory is not None and bank_channel is not None:
+        BankKeeper(bank.region, bank_channel)
     num_blocks = start.num_blocks or least(
         count_pages(config, text, mesh, placement), placement.device
     )
@@ -214,14 +220,16 @@ def _load(task: RankTask, start: Start) -> ModelRunner:
     samples = mesh.is_last_stage and (mesh.tp_rank == 0 or plans_ahead(config))
     if samples and grammars.available:  # the first request with a grammar need not wait for it
         threading.Thread(target=grammars.load, name="tokenizer", daemon=True).start()
-    return build_runner(
+    runner = build_runner(
         config,
         model,
         num_blocks=num_blocks,
-        rows=_rows(task, mesh),
+        rows=rows,
         grammars=grammars,
         link=link,
     )
+    runner.rank_rows = bank
+    return runner
 
 
 def _rows(task: RankTask, mesh: ParallelMesh) -> torch.Tensor:

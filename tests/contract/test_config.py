@@ -29,6 +29,7 @@ def sample(setting: Setting) -> tuple[str, Any]:
         "load_format": ("dummy", "dummy"),
         "discovery": ("dns", "dns"),
         "transport": ("grpc", "grpc"),
+        "slab_memory": ("host", "host"),
         "mem_fraction_static": ("0.5", 0.5),
         "limit_mm_per_prompt": ("image=2,video=1", ("image=2", "video=1")),
     }

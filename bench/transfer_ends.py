@@ -1,0 +1,332 @@
+"""The two ends of `bench.transfer`, a process each: an encoder that has its rows ready, a decoder.
+
+Real servicer, store, receiver, fetcher and transports; only the tower and the engine are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from chiasm.channel import connect, messages
+from chiasm.config import EncoderConfig
+from chiasm.fakes import serving
+from chiasm.plan import MediaPlan, Modality, Part, Promise, Source, Span
+from chiasm.rows import RowFormat
+from chiasm.telemetry import EncoderMetrics
+from chiasm.transport.agent import TransferAgent
+from chiasm.transport.base import DRAM, RANK_BANK, VRAM, Region
+from chiasm.transport.grpc import StreamReceiver
+from chiasm.transport.landing import LocalLanding
+from chiasm.transport.nixl import NixlOutbound, NixlReceiver
+from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
+from decoder_svc.embeddings.events import Demand, FetchEvent, Grant, ItemLanded, Notice
+from decoder_svc.embeddings.fetcher import Fetcher
+from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.embeddings.slab import Slab
+from encoder_svc.arena import RowArena, TensorRows
+from encoder_svc.messages import EncodeJob, EncodeStats, Sink
+from encoder_svc.servicer import EncoderServicer
+
+FORMAT = RowFormat(3584, 1, "bfloat16")  # Qwen2.5-VL-7B: 7,168 bytes
+ROW = FORMAT.row_bytes
+PAGE_ROWS, GRANT_PAGES, SEGMENT_ROWS = 64, 64, 4096
+LARGEST_ROWS = (512 << 20) // ROW
+SLACK_ROWS = 4 * SEGMENT_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where the two processes keep rows, and how these travel."""
+
+    transport: str
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One fetch, seconds: from its opening, and from its first grant, until all rows had landed."""
+
+    fetch_s: float
+    granted_s: float
+
+
+class ReadyEngine:
+    """Implements `encoder_svc.messages.Engine`: rows of any number, at once.
+
+    Args:
+        arena: Where they are made.
+    """
+
+    pending_patches = 0
+
+    def __init__(self, arena: RowArena) -> None:
+        self._arena = arena
+        self._sink: Sink | None = None
+        self._rows = pattern()
+
+    def start(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def check(self, plan: MediaPlan, frames: Span | None, rows: Span) -> int:
+        return 1
+
+    def submit(self, job: EncodeJob) -> None:
+        assert self._sink is not None
+        for segment, begin in enumerate(range(job.rows.begin, job.rows.end, SEGMENT_ROWS)):
+            rows = Span(begin, min(begin + SEGMENT_ROWS, job.rows.end))
+            self._sink.segment_ready(job.key, segment, rows, self._make(len(rows)))
+        self._sink.finished(job.key, EncodeStats(0.0, 0.0, 0.0))
+
+    def cancel(self, key: bytes) -> None:
+        raise AssertionError("jobs are over at once")
+
+    def _make(self, num_rows: int) -> TensorRows:
+        return self._arena.keep(self._rows[:num_rows])
+
+
+def pattern() -> torch.Tensor:
+    """[SEGMENT_ROWS, ROW] bytes: what every segment begins with."""
+    return (torch.arange(SEGMENT_ROWS * ROW) % 251).to(torch.uint8).view(SEGMENT_ROWS, ROW)
+
+
+def run_encoder(ends: Ends, pipe: Connection) -> None:
+    """Serves until the pipe closes; says its address and epoch first."""
+    asyncio.run(_encoder(ends, pipe))
+
+
+async def _encoder(ends: Ends, pipe: Connection) -> None:
+    cache_bytes = (LARGEST_ROWS + SLACK_ROWS) * ROW
+    arena = RowArena(2 * cache_bytes, torch.device(ends.source))
+    engine = ReadyEngine(arena)
+    agent = TransferAgent((arena.region,)) if ends.transport == "nixl" else None
+    epoch = secrets.randbits(60) | 1
+    servicer = EncoderServicer(
+        engine,
+        config=EncoderConfig(model="demo", cache_bytes=cache_bytes),
+        description=common_pb2.Description(epoch=epoch, rows=FORMAT.to_proto(), role="encoder"),
+        metrics=EncoderMetrics(),
+        outbound=None if agent is None else NixlOutbound(agent, arena.region.memory_type),
+    )
+    engine.start(servicer.store)
+    async with serving(servicer) as server:
+        pipe.send((server.address, epoch))
+        await asyncio.to_thread(_until_closed, pipe)
+    if agent is not None:
+        agent.close()
+
+
+class Decoder:
+    """Receiver, fetcher and slab; wants one item at a time."""
+
+    def __init__(self, ends: Ends, source: tuple[str, int]) -> None:
+        pages = -(-LARGEST_ROWS // PAGE_ROWS) + 2 * GRANT_PAGES
+        self._num_rows = pages * PAGE_ROWS
+        self.slab = Slab(self._num_rows * ROW)
+        self._ends = ends
+        self._address, self._epoch = source
+        self._device = torch.device(ends.target)
+        self._bank: torch.Tensor | None = None
+        self._landing: LocalLanding | None = None
+        self._receiver = EmbeddingReceiver(
+            pages=pages,
+            page_rows=PAGE_ROWS,
+            row_bytes=ROW,
+            grant_pages=GRANT_PAGES,
+            row_format=FORMAT,
+        )
+        self._fetcher = Fetcher(
+            row_format=FORMAT, open_receiver=self._open_receiver, post=self._post
+        )
+        self._demands: list[Demand] = []
+        self._notices: list[Notice] = []
+        self._news = asyncio.Event()
+        self._granted_at = 0.0
+
+    async def open(self) -> None:
+        if self._ends.transport != "nixl":
+            return
+        region = self.slab.region
+        if self._device.type == "cuda":
+            self._bank = torch.zeros(self.slab.size, dtype=torch.uint8, device=self._device)
+            index = self._device.index or 0
+            region = Region(self._bank.data_ptr(), self.slab.size, VRAM, index)
+        self._landing = LocalLanding(region, bank=RANK_BANK)
+        await self._landing.open()
+
+    async def fetch(self, num_rows: int, *, check: bool) -> Timing:
+        """Encodes (that is free here), then fetches; with `check`, looks at every byte."""
+        digest = secrets.token_bytes(32)
+        plan = MediaPlan(digest, "f", Modality.IMAGE, 1, 1, 1, 1, (), num_rows, 1, "image/png")
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(connect(self._address))
+            encode_id = secrets.token_bytes(16)
+            call = encoder_pb2_grpc.EncoderStub(channel).Encode()
+            start = encoder_pb2.EncodeStart(encode_id=encode_id, plan=plan.to_proto())
+            await call.write(encoder_pb2.EncodeRequest(start=start))
+            async for response in messages(call):
+                if response.HasField("accepted"):
+                    await call.write(encoder_pb2.EncodeRequest(chunk=b"m"))
+                elif response.HasField("done"):
+                    break
+            timing = await self._timed(
+                plan, Source(encode_id, self._address, self._epoch), check=check
+            )
+            call.cancel()
+        return timing
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+        if self._landing is not None:
+            await self._landing.close()
+        self.slab.close()
+
+    async def _timed(self, plan: MediaPlan, source: Source, *, check: bool) -> Timing:
+        whole = Span(0, plan.num_rows)
+        self._granted_at = 0.0
+        began = time.perf_counter()
+        self._receiver.add("r", [Promise(0, plan, 0, (Part(0, whole, source),))])
+        self._demands = [Demand("r", 0, whole)]
+        self._step()
+        while not self._notices:
+            self._news.clear()
+            await self._news.wait()
+        ended = time.perf_counter()
+        assert isinstance(self._notices[0], ItemLanded), self._notices
+        if check:
+            self._check(whole)
+        self._notices.clear()
+        self._demands.clear()
+        self._receiver.release("r")
+        self._step()
+        while self._fetcher.num_open:
+            await asyncio.sleep(0.001)
+        return Timing(ended - began, ended - self._granted_at)
+
+    def _check(self, rows: Span) -> None:
+        host = torch.frombuffer(self.slab.view(), dtype=torch.uint8)
+        banks = [host[: len(host) // ROW * ROW].view(-1, ROW)]
+        if self._bank is not None:
+            banks.append(self._bank[: len(host) // ROW * ROW].view(-1, ROW))
+        elif self._landing is not None:
+            banks.append(banks[0])
+        wanted, at = pattern(), 0
+        for run in self._receiver.locate("r", 0, rows):
+            bank, first = divmod(run.first_slab_row, self._num_rows)
+            landed = banks[bank][first : first + run.num_rows].to("cpu")
+            index = torch.arange(at, at + run.num_rows) % SEGMENT_ROWS
+            assert torch.equal(landed, wanted[index]), f"rows from {at} on are wrong"
+            at += run.num_rows
+        assert at == len(rows)
+
+    def _open_receiver(self, fetch_id: bytes) -> StreamReceiver | NixlReceiver:
+        stream = StreamReceiver(self.slab.write)
+        if self._landing is None:
+            return stream
+        return NixlReceiver(fetch_id, (self._landing,), stream)
+
+    def _post(self, event: FetchEvent) -> None:
+        self._receiver.on_event(event)
+        self._step()
+
+    def _step(self) -> None:
+        self._receiver.grant(self._demands)
+        commands = self._receiver.take_commands()
+        if not self._granted_at and any(isinstance(command, Grant) for command in commands):
+            self._granted_at = time.perf_counter()
+        self._notices += self._receiver.take_notices()
+        self._fetcher.execute(commands)
+        self._news.set()
+
+
+def run_decoder(
+    ends: Ends, source: tuple[str, int], work: Sequence[tuple[int, int]], pipe: Connection
+) -> None:
+    """Fetches so many rows so many times; sends a list of `Timing` for each pair of `work`."""
+    asyncio.run(_decoder(ends, source, work, pipe))
+
+
+async def _decoder(
+    ends: Ends, source: tuple[str, int], work: Sequence[tuple[int, int]], pipe: Connection
+) -> None:
+    decoder = Decoder(ends, source)
+    await decoder.open()
+    for num_rows, repeats in work:
+        # The first touches memory for the first time.
+        timings = [await decoder.fetch(num_rows, check=not i) for i in range(repeats + 1)]
+        pipe.send(timings[1:])
+    await decoder.close()
+
+
+def run_target(device: str, nbytes: int, pipe: Connection) -> None:
+    """Memory that is written to by a bare NIXL WRITE; polls without a pause."""
+    memory, region = _registered(device, nbytes)
+    agent = _bare_agent(region)
+    pipe.send((agent.name, agent.get_agent_metadata(), region))
+    while not pipe.poll():
+        for _ in range(1000):
+            agent.get_new_notifs()
+    del memory
+
+
+def run_writer(
+    device: str,
+    target: tuple[str, bytes, Region],
+    work: Sequence[tuple[int, int]],
+    pipe: Connection,
+) -> None:
+    """A prepared WRITE, posted again and again; sends a list of seconds for each pair."""
+    name, metadata, theirs = target
+    memory, region = _registered(device, theirs.length)
+    agent = _bare_agent(region)
+    agent.add_remote_agent(metadata)
+    for nbytes, repeats in work:
+        local = agent.get_xfer_descs([(region.address, nbytes, region.device)], region.memory_type)
+        remote = agent.get_xfer_descs([(theirs.address, nbytes, theirs.device)], theirs.memory_type)
+        handle = agent.initialize_xfer("WRITE", local, remote, name, b"")
+        seconds = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            state = agent.transfer(handle)
+            while state == "PROC":
+                state = agent.check_xfer_state(handle)
+            seconds.append(time.perf_counter() - began)
+            assert state == "DONE", state
+        agent.release_xfer_handle(handle)
+        pipe.send(seconds[1:])
+    del memory
+
+
+def _registered(device: str, nbytes: int) -> tuple[torch.Tensor, Region]:
+    if device == "pinned":
+        memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+    else:
+        memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    kind = VRAM if memory.is_cuda else DRAM
+    return memory, Region(memory.data_ptr(), nbytes, kind, memory.device.index or 0)
+
+
+def _bare_agent(region: Region):  # type: ignore[no-untyped-def]
+    from chiasm.transport.agent import load_nixl
+
+    nixl = load_nixl()
+    config = nixl.config(enable_prog_thread=False, backends=["UCX"])
+    agent = nixl.agent(f"bare-{secrets.token_hex(4)}", config)
+    place = [(region.address, region.length, region.device, "")]
+    agent.register_memory(place, region.memory_type)
+    return agent
+
+
+def _until_closed(pipe: Connection) -> None:
+    try:
+        pipe.recv()
+    except EOFError:
+        return
