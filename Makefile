@@ -26,7 +26,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-kube test-images images apiserver test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: help setup demo serve test test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ test-kube: setup ## Install the chart into a real API server, if `make apiserver
 
 apiserver: ## Build that API server from Debian 12's sources: 5 minutes, once, 130 MB in .apiserver
 	@tests/kube/build_apiserver.sh .apiserver
+
+soak: setup ## Half an hour of small caches, restarts and floods, with figures
+	SOAK=whole $(BIN)/python -m pytest tests/integration/test_soak.py -s $(PYTEST_ARGS)
 
 test-gpu: setup ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
+from contextlib import suppress
 from typing import Any, Protocol
 
 from chiasm.errors import ChiasmError
@@ -11,6 +14,7 @@ from chiasm.v1 import decoder_pb2
 from gateway.encode_call import Scope
 from gateway.lease import Lease
 from gateway.order import Item, Order, split
+from gateway.patience import PATIENCE_S
 
 
 class Listener(Protocol):
@@ -41,6 +45,8 @@ class Encodings:
         self._listener = listener
         self._leases: dict[bytes, list[Lease]] = {}  # by digest, in the order of runs
         self._began = 0.0
+        self._landing = asyncio.Condition()
+        self._last_landed = -math.inf
 
     @property
     def settled(self) -> bool:
@@ -67,6 +73,9 @@ class Encodings:
         """The decoder needs an item's rows from nobody any more."""
         for lease in self._leases[self._items[index].plan.digest]:
             await lease.landed(index)
+        self._last_landed = self._scope.timeline.now()
+        async with self._landing:
+            self._landing.notify()
 
     async def lost(self, lost: decoder_pb2.EmbeddingLost) -> None:
         """The decoder could not get a part's rows: encode them again, or fail the request."""
@@ -77,6 +86,18 @@ class Encodings:
         """Ends every Encode."""
         every = [lease for leases in self._leases.values() for lease in leases]
         await asyncio.gather(*(lease.close() for lease in every))
+
+    async def lease_refused(self, lease: Lease) -> bool:
+        """From a lease. A request may show more than its encoders hold at once: what has landed
+        makes room for the rest. One after another, and refused only when nothing moves."""
+        leases = (other for leases in self._leases.values() for other in leases)
+        since_s = self._scope.timeline.now() - self._last_landed
+        if since_s > PATIENCE_S and not any(o.holds_rows for o in leases if o is not lease):
+            return False
+        async with self._landing:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._landing.wait(), random.uniform(0.5, 1.5))
+        return True
 
     def lease_settled(self) -> None:
         """From a lease; the first time that all are, the listener is told."""

@@ -52,6 +52,9 @@ class Owner(Protocol):
     async def lease_hedged(self, lease: Lease) -> None:
         """The run's rows may also come from `lease.source`."""
 
+    async def lease_refused(self, lease: Lease) -> bool:
+        """No encoder has room. Returns, after a while, whether this request may make some."""
+
 
 class Lease:
     """Call `assign`, then `launch`, and `close` at the end.
@@ -82,6 +85,11 @@ class Lease:
         self._pause_s = 0.0  # before it is asked for again
         self._moving = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether an encoder keeps, or makes, rows that have not landed."""
+        return self._promised and bool(self.waiting)
 
     @property
     def source(self) -> Source:
@@ -176,7 +184,11 @@ class Lease:
                     if not error.retryable or not self.waiting:
                         raise
                     lost = error
-                    self._failures += 1
+                    full = isinstance(error, ResourceExhausted)
+                    if full and await self._owner.lease_refused(self):
+                        self._tried.clear()
+                    else:
+                        self._failures += 1
         except ChiasmError as error:
             if self.waiting:
                 if isinstance(error, InvalidRequest):

@@ -30,6 +30,7 @@ class EncoderFaults:
     judge: Callable[[MediaPlan, bytes], Awaitable[Cause | None]] | None = None  # decides `fail`
     message: str = "made to fail"
     exhausted: bool = False  # Encode is refused
+    most_open: int | None = None  # so many Encodes are open at once; more are refused
     extra_rows: int = 0  # -1: one row too few becomes ready
     hidden_size: int | None = None  # Ready announces rows of another width
     non_finite: bool = False  # every value is a NaN
@@ -82,7 +83,8 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         """Takes the media, reports every segment, then waits for the half-close."""
         start = (await anext(aiter(requests))).start
         self.encodes.append(start)
-        if self.faults.exhausted:
+        full = self.faults.most_open is not None and self.open_encodes >= self.faults.most_open
+        if full or self.faults.exhausted:
             raise ResourceExhausted("made to be full", retry_after_s=0.1)
         if start.encoder_epoch not in (0, self.epoch):
             raise EmbeddingLost("another life of this encoder was meant")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,8 @@ import httpx
 from tests.integration import delays
 from tests.integration.stack import Service, Stack
 
-ENCODER_FLAGS = ("--max-batch-patches", "1", "--max-pending-patches", "8000")
-"""One item a forward, so that delays are per item; and few enough waiting to be refused more."""
+ENCODER_FLAGS = ("--max-batch-patches", "1")
+"""One item a forward, so that delays are per item."""
 
 
 @dataclass
@@ -52,19 +54,31 @@ class Node:
 
 
 class Cluster:
-    """Owns the processes."""
+    """Owns the processes.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: For files of its own.
+        num_each: Encoders, and as many decoders.
+        encoder_flags: Beyond the usual ones.
+    """
+
+    def __init__(
+        self, directory: Path, *, num_each: int = 2, encoder_flags: tuple[str, ...] = ()
+    ) -> None:
         self._delays = directory / "delays.json"
+        self._encoder_flags = (*ENCODER_FLAGS, *encoder_flags)
         self.slow_down()
         self.stack = Stack("demo", {delays.VARIABLE: str(self._delays)})
-        self.encoders = [self._node("encoder") for _ in range(2)]
-        self.decoders = [self._node("decoder") for _ in range(2)]
-        for node in (*self.encoders, *self.decoders):
-            node.service.wait_ready()
-        self.gateway = self.start_gateway(self.encoders, self.decoders)
-        self.url = f"http://{self.gateway.address}"
-        self.until(lambda: self.num_ready() == 4, 20)
+        with ExitStack() as undo:
+            undo.callback(self.stack.stop)
+            self.encoders = [self._node("encoder") for _ in range(num_each)]
+            self.decoders = [self._node("decoder") for _ in range(num_each)]
+            for node in (*self.encoders, *self.decoders):
+                node.service.wait_ready()
+            self.gateway = self.start_gateway(self.encoders, self.decoders)
+            self.url = f"http://{self.gateway.address}"
+            self.until(lambda: self.num_ready() == self.num_nodes, 20)
+            undo.pop_all()
 
     def start_gateway(self, encoders: list[Node], decoders: list[Node], *flags: str) -> Service:
         """Another gateway before some of the services."""
@@ -85,12 +99,24 @@ class Cluster:
             self.revive(node)
         for node in dead:
             node.service.wait_ready()
-        self.until(lambda: self.num_ready() == 4, 20)
+        self.until(lambda: self.num_ready() == self.num_nodes, 20)
 
     def revive(self, node: Node) -> Service:
         """Starts the service again; does not wait."""
         node.service = self._start(node.role, node.port, node.metrics_port)
         return node.service
+
+    @property
+    def num_nodes(self) -> int:
+        """Encoders and decoders, dead or alive."""
+        return len(self.encoders) + len(self.decoders)
+
+    def close(self) -> None:
+        """Ends all, also what a test has stopped."""
+        for node in (*self.encoders, *self.decoders):
+            if node.alive:
+                node.service.kill(signal.SIGCONT)
+        self.stack.stop()
 
     def num_ready(self) -> int:
         """Services that the gateway uses."""
@@ -115,7 +141,7 @@ class Cluster:
 
     def _start(self, role: str, port: int, metrics_port: int) -> Service:
         ports = ("--port", str(port), "--metrics-port", str(metrics_port))
-        flags = ENCODER_FLAGS if role == "encoder" else ()
+        flags = self._encoder_flags if role == "encoder" else ()
         return self.stack.start(f"tests.integration.delayed_{role}", *ports, *flags)
 
 
@@ -133,6 +159,9 @@ def total(samples: dict[str, float], name: str) -> float:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel deals out: none of them is taken before it is bound again."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -7,24 +7,31 @@ of one run serves another.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.integration.aborts import Deserter
+from tests.integration.asking import (
+    answer,
+    answers,
+    body,
+    empty,
+    eventually,
+    open_client,
+    pieces,
+    unique,
+)
 from tests.integration.cluster import Cluster, Node, scrape, total
 from tests.integration.media import circle, image_part, text_part
 from tests.integration.residue import grown, held, resources
 
-COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 SHAPES = text_part("What is in the picture?")
 NUM_PICTURES = 50
 NUM_STREAMS = 20
@@ -39,85 +46,18 @@ pytestmark = pytest.mark.timeout(150)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = Cluster(tmp_path_factory.mktemp("cluster"))
+    flags = ("--max-pending-patches", "8000")  # few enough to be refused more
+    running = Cluster(tmp_path_factory.mktemp("cluster"), encoder_flags=flags)
     try:
         yield running
     finally:
-        for node in (*running.encoders, *running.decoders):
-            if node.alive:
-                node.service.kill(signal.SIGCONT)
-        running.stack.stop()
+        running.close()
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=90, limits=limits) as http:
+    async with open_client() as http:
         yield http
-
-
-def unique(index: int, side: int = 112) -> Image.Image:
-    """A picture like no other of its size."""
-    image = circle(COLOURS[index % 6], (side, side))
-    image.putpixel((index % side, index // side), (index % 251, index // 251, 7))
-    return image
-
-
-def body(*parts: object, salt: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": "demo",
-        "messages": [{"role": "user", "content": list(parts)}],
-        "cache_salt": salt,
-        "temperature": 0,
-        "max_tokens": 8,
-        "stream": True,
-        **fields,
-    }
-
-
-async def pieces(
-    client: httpx.AsyncClient, url: str, request: dict[str, Any]
-) -> AsyncIterator[str]:
-    """Text of a stream, piece by piece; fails unless it ends as a whole stream does."""
-    async with client.stream("POST", f"{url}/v1/chat/completions", json=request) as response:
-        if response.status_code != 200:
-            raise AssertionError(f"{response.status_code}: {(await response.aread())[:300]!r}")
-        done = False
-        reasons = []
-        async for line in response.aiter_lines():
-            assert not done or not line, "something follows [DONE]"
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                for choice in event["choices"]:
-                    if text := choice["delta"].get("content"):
-                        yield text
-                    reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
-        assert done and len(reasons) == 1, "the stream was interrupted"
-
-
-async def answer(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> str:
-    return "".join([piece async for piece in pieces(client, url, request)])
-
-
-async def answers(cluster: Cluster, client: httpx.AsyncClient, requests: list[Any]) -> list[str]:
-    return list(await asyncio.gather(*(answer(client, cluster.url, r) for r in requests)))
-
-
-async def eventually(condition: Any, seconds: float) -> None:
-    """`Cluster.until` beside running requests."""
-    await asyncio.to_thread(Cluster.until, condition, seconds)
-
-
-async def empty(find: Callable[[], dict[str, Any]], seconds: float) -> None:
-    """Polls until nothing is found; fails with what is."""
-    async with asyncio.timeout(seconds + 10):
-        deadline = time.monotonic() + seconds
-        while found := await asyncio.to_thread(find):
-            assert time.monotonic() < deadline, found
-            await asyncio.sleep(0.2)
 
 
 async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_encoded(

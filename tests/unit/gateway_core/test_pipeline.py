@@ -80,6 +80,19 @@ async def test_same_picture_thrice_is_encoded_once(make_rig: RigMaker) -> None:
     await rig.settle()
 
 
+async def test_a_request_may_show_more_than_its_encoder_holds(make_rig: RigMaker) -> None:
+    encoder = FakeEncoder(faults=EncoderFaults(most_open=2))
+    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_s=1.0))])
+    colors = ("red", "green", "blue", "white", "black", "gray", "cyan")
+    pictures = [picture(png(color), index) for index, color in enumerate(colors)]
+    events = await collect(rig.pipeline, chat(*pictures))
+    assert isinstance(events[-1], JobDone)
+    await rig.settle()
+    encoder.faults.most_open = 0  # held by others
+    with pytest.raises(ResourceExhausted):
+        await collect(rig.pipeline, chat(picture(png("pink"))))
+
+
 async def test_n_choices_share_one_encode_and_end_each(make_rig: RigMaker) -> None:
     script = Script(per_choice={0: (70, 71), 1: (72,), 2: (73, 74, 75)})
     rig = await make_rig(decoders=[FakeDecoder(script)])
