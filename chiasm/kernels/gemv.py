@@ -70,7 +70,8 @@ def linear(
 
     A single row takes one kernel, up to `FEW` rows of bfloat16 or float16 on a GPU another (once
     before a graph is captured, and in one stream at a time), more take torch's own operation.
-    Elements of a row of x and of the weight lie side by side.
+    Elements of a row of x and of the weight lie side by side. The weight is read before the kernel
+    in front has ended, so that one must not be what writes it.
     """
     if compiled(x) and x.shape[0] == 1:
         from chiasm.kernels.gemv_triton import launch_gemv
