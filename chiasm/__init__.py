@@ -1,7 +1,7 @@
 """What the three services share: contract, errors, config, servers, channels, transport.
 
-Imports none of the services. Nothing here imports torch, except `chiasm.kernels` and the backends of
-`chiasm.transport` that say so.
+Imports none of the services. Nothing here imports torch, except `chiasm.kernels` and the
+`chiasm.transport` backends that say so.
 """
 
 __version__ = "0.1.0"

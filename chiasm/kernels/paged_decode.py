@@ -84,8 +84,8 @@ def paged_decode(
 ) -> torch.Tensor:
     """Queries [B, heads, dim] to [B, heads, dim]; rows of length 0 are left unwritten.
 
-    Pools [pages, page_size, kv_heads, dim] of bfloat16 or float16, of any strides but the last. Everything that varies from
-    step to step (lengths, tables, seats) is read on the device.
+    Pools [pages, page_size, kv_heads, dim] of bfloat16 or float16, of any strides but the
+    last. What varies from step to step (lengths, tables, seats) is read on the device.
     """
     if not compiled(queries):
         return paged_decode_reference(queries, keys_pool, values_pool, lookup, scale)
