@@ -1,4 +1,4 @@
-"""Forwards replayed as CUDA graphs: one launch for a batch whose grids were seen before.
+"""Forwards replayed as CUDA graphs: one launch for a batch whose grids come again and again.
 
 A tower is hundreds of small launches, each of which needs the interpreter, which threads that
 decode pictures and serve streams want too. A graph is of exact grids: the same kernels on the same
@@ -17,7 +17,8 @@ from torch import Tensor
 from chiasm.plan import Grid
 from encoder_svc.models.base import VisionTower
 
-_REMEMBERED = 1024  # lists of grids seen once
+_REMEMBERED = 1024  # lists of grids, and how often they came
+_FAMILIAR = 4  # times: recording stops the tower for some forwards' time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class GraphedTower:
         self._keep = keep
         self._max_patches = max_patches
         self._graphs: OrderedDict[tuple[Grid, ...], _Graph] = OrderedDict()
-        self._seen: OrderedDict[tuple[Grid, ...], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[Grid, ...], int] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -59,19 +60,19 @@ class GraphedTower:
         return found.rows
 
     def _is_familiar(self, key: tuple[Grid, ...]) -> bool:
-        """Whether these grids come for the second time, and are small enough."""
+        """Whether these grids have come often enough, and are small enough."""
         if self._keep < 1 or sum(grid.patches for grid in key) > self._max_patches:
             return False
-        if key in self._seen:
-            del self._seen[key]
+        times = self._seen.pop(key, 0) + 1
+        if times == _FAMILIAR:
             return True
-        self._seen[key] = None
+        self._seen[key] = times
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
         return False
 
     def _capture(self, patches: Tensor, key: tuple[Grid, ...]) -> _Graph:
-        """The first time these grids ran has compiled and tuned whatever they need."""
+        """When these grids ran before, whatever they need was compiled and tuned."""
         if len(self._graphs) >= self._keep:
             self._graphs.popitem(last=False)
         static = patches.clone()

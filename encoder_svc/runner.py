@@ -22,7 +22,7 @@ from encoder_svc.weights import load_tower
 from encoder_svc.work import PreparedUnit, RunFailure
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_GRAPHS = 32
+_GRAPHS = 16
 MAX_GRAPH_PATCHES = 16384
 """Of a batch that is replayed as a graph: larger ones hide their launches, and keep much memory."""
 NON_FINITE = "the vision tower made values that are not finite"

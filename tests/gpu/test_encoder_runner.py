@@ -80,7 +80,7 @@ def test_a_thread_whose_current_gpu_is_another() -> None:
     batch = units()
     runner = load("cuda:1", "auto")
     with ThreadPoolExecutor(1) as thread:
-        for _ in range(3):  # the third time as a graph
+        for _ in range(5):  # the last times as a graph
             found = thread.submit(rows, runner, batch).result()
     for ours, expected in zip(found, rows(load("cpu", "float32"), batch), strict=True):
         assert torch.cosine_similarity(ours, expected).min() >= 0.999
