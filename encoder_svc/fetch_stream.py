@@ -124,7 +124,7 @@ class FetchStream:
             try:
                 crc32 = await self._writing
             except WriteFailed as error:
-                failure = error
+                failure = error.with_traceback(None)  # it would keep this frame, and the rows
             except (asyncio.CancelledError, ChiasmError):
                 pass
             self._writing = None

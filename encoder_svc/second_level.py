@@ -52,7 +52,6 @@ class SecondLevel:
         while self.used_bytes + entry.nbytes > self._budget:
             lost.append(self._entries.popitem(last=False)[1])
             self.used_bytes -= lost[-1].nbytes
-            lost[-1].segments.clear()
         moved = []
         for segment in entry.segments:
             buffer = self._keeper.spill(segment.buffer)

@@ -343,6 +343,7 @@ class EmbeddingStore:
             self.used_bytes -= victim.nbytes
             for lost in self._second.put(victim):
                 del self._entries[lost.digest, lost.opening.frames]
+                lost.segments.clear()  # now, not when the streams that knew it are collected
         # The longest there go first, but first attempts before other repairs.
         for entry in sorted(idle, key=lambda e: e.opening.repair):
             if self.used_bytes + nbytes > self.cache_bytes:
@@ -372,7 +373,7 @@ class EmbeddingStore:
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.digest, entry.opening.frames]
         self.used_bytes -= entry.nbytes
-        entry.segments.clear()  # now, not when the streams that knew the entry are collected
+        entry.segments.clear()
 
     def _interest_gone(self, entry: Entry) -> None:
         if entry.interest:
