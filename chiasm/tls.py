@@ -48,6 +48,7 @@ class PeerTls:
         self._lock = threading.Lock()
         self._refused: tuple[tuple[int, int, int], ...] = ()
         self._version = 1
+        self._trouble = ""
         self._pair = self._read()
 
     @property
@@ -89,9 +90,12 @@ class PeerTls:
                     self._refused = seen
                     self._pair = self._read()
                     self._version += 1
+                    self._trouble = ""
                     logger.info("%s: a new certificate is in use", self._files[0])
             except (OSError, ValueError) as error:
-                logger.warning("the certificate before stays in use: %s", error)
+                if str(error) != self._trouble:  # there may be a handshake every second
+                    logger.warning("the certificate before stays in use: %s", error)
+                self._trouble = str(error)
             return self._pair, self._version
 
     def _look(self) -> tuple[tuple[int, int, int], ...]:

@@ -53,6 +53,13 @@ class Secured:
         endpoints = httpx.get(f"{self.url}/ready").json()["endpoints"]
         return [e["address"] for e in endpoints if e["address"] != self.encoder.address]
 
+    def restart(self, service: Service, *flags: str) -> Service:
+        """The same at the same port, with its files as they are now."""
+        service.process.terminate()
+        assert service.process.wait(30) == 0
+        port = service.address.rpartition(":")[2]
+        return self._start(service.name, *flags, "--port", port).wait_ready()
+
     def _start(self, role: str, *flags: str) -> Service:
         self.metrics[role], self.health[role] = free_port(), free_port()
         ports = ("--metrics-port", self.metrics[role], "--health-port", self.health[role])
@@ -156,6 +163,21 @@ def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secure
         assert stopped.process.wait(20) == 0
 
 
+def everybody_can_dial_everybody_anew(secured: Secured) -> None:
+    """Connections of before say nothing of certificates of now."""
+    assert all(s.process.poll() is None for s in (secured.encoder, secured.decoder))
+    secured.encoder = secured.restart(secured.encoder, "--dp-size", "2")
+    secured.decoder = secured.restart(secured.decoder)
+    Cluster.until(lambda: secured.num_ready() == 4, 30)
+    load = Load(secured.url)
+    load.start()
+    try:
+        Cluster.until(lambda: load.answered >= 10 or bool(load.failures), 60)
+    finally:
+        load.stop()
+    assert not load.failures, load.failures[:3]
+
+
 def test_certificates_and_their_ca_are_replaced_without_a_restart(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -186,6 +208,6 @@ def test_certificates_and_their_ca_are_replaced_without_a_restart(
         assert grpc_answer(secured.decoder.address, secured, "friend") == SERVING
         assert http_answer(secured.metrics["gateway"], secured, "friend") == b"HTTP/1.0 200 OK"
         assert secured.num_ready() == 4
-        assert all(s.process.poll() is None for s in (secured.encoder, secured.decoder))
+        everybody_can_dial_everybody_anew(secured)
     finally:
         secured.ours = old

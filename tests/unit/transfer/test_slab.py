@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
+import grpc
 import pytest
 
 from chiasm.fakes import FakeEncoder, serving
+from chiasm.tls import PeerTls
 from chiasm.v1 import common_pb2, encoder_pb2_grpc
 from decoder_svc.embeddings.channels import ChannelPool
 from decoder_svc.embeddings.slab import Slab
@@ -57,6 +60,28 @@ async def test_channels_are_shared_and_the_longest_idle_are_closed() -> None:
             pass
     async with pool.lease("b:1") as new_b:
         assert new_b is not b  # a was idle later
+    await pool.close()
+
+
+class Certificate:
+    """Of PeerTls what channels need; `version` is changed by the test."""
+
+    version = 1
+    peer_name = "chiasm"
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials()
+
+
+async def test_a_channel_of_an_older_certificate_is_leased_no_more() -> None:
+    tls = Certificate()
+    pool = ChannelPool(tls=cast("PeerTls", tls))
+    async with pool.lease("a:1") as old:
+        tls.version = 2
+        async with pool.lease("a:1") as new:
+            assert new is not old, "and the old one stays open for who has it"
+        async with pool.lease("a:1") as again:
+            assert again is new
     await pool.close()
 
 
