@@ -26,10 +26,10 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.stamp-dev ## Virtual environment with everything a CPU machine can use (once)
 
@@ -58,6 +58,17 @@ apiserver: ## Build that API server from Debian 12's sources: 5 minutes, once, 1
 
 soak: setup ## Half an hour of small caches, restarts and floods, with figures
 	SOAK=whole $(BIN)/python -m pytest tests/integration/test_soak.py -s $(PYTEST_ARGS)
+
+test-clients: setup .venv-clients/.stamp ## LiteLLM and LangChain against the running system
+	$(BIN)/python -m pytest -m clients tests/integration $(PYTEST_ARGS)
+
+test-schemas: setup ## Answers for all schemas of a public test suite (CI takes a twelfth)
+	TEST_SCHEMAS=all $(BIN)/python -m pytest -s --timeout 1800 \
+		tests/integration/test_schema_suite.py $(PYTEST_ARGS)
+
+test-schemathesis: setup ## 5,000 requests made up from the OpenAPI document (CI makes 240)
+	TEST_CALLS=5000 $(BIN)/python -m pytest -s --timeout 3600 \
+		tests/integration/test_described_api.py $(PYTEST_ARGS)
 
 test-gpu: setup ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
@@ -140,6 +151,12 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 .peer/.stamp: constraints.txt
 	@$(PIP) install --no-deps --upgrade --target .peer $(call pinned,accelerate) \
 		$(call pinned,psutil)
+	@touch $@
+
+.venv-clients/.stamp: tests/clients/requirements.txt
+	$(call make_venv,.venv-clients)
+	@echo "installing clients of other projects"
+	@.venv-clients/bin/python -m pip --disable-pip-version-check -qq install -r $<
 	@touch $@
 
 $(PROTO_VENV)/.stamp:

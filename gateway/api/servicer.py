@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import grpc
+import orjson
 from pydantic import ValidationError
 
 from chiasm.errors import Cancelled, ChiasmError, Internal, InvalidRequest, Unauthenticated
@@ -37,6 +38,7 @@ from gateway.messages import (
     Message,
     Role,
     TextPart,
+    ToolCall,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,12 @@ logger = logging.getLogger(__name__)
 Handler = Any  # grpc.RpcMethodHandler, which takes no type arguments at run time
 Context = grpc.aio.ServicerContext[Any, Any]
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
+_JSON_FIELDS = frozenset(
+    (
+        *("response_format", "tools", "tool_choice", "structured_outputs"),
+        *("chat_template_kwargs", "mm_processor_kwargs"),
+    )
+)
 _ROLES = {"developer": Role.SYSTEM, **{role.value: role for role in Role}}
 
 
@@ -75,7 +83,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             events = observed(job, self._face.pipeline.run(job), self._face.metrics)
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, Delta) and not event.text:
+                    if isinstance(event, Delta) and not _says(event):
                         continue
                     yield _response(reply_id, event, timings=request.return_timings)
 
@@ -145,7 +153,7 @@ def job_of(request: gateway_pb2.ChatRequest, caller: Caller, *, vocab_size: int)
         InvalidRequest: Naming the field that cannot be obeyed.
     """
     settings = {
-        field.name: value if isinstance(value, str | int | float) else list(value)
+        field.name: _setting(field.name, value)
         for field, value in request.ListFields()
         if field.name != "messages"
     }
@@ -165,10 +173,31 @@ def _message(message: gateway_pb2.ChatMessage, param: str) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
         raise InvalidRequest(f"the role must be one of {', '.join(_ROLES)}", param=f"{param}.role")
-    if not message.parts:
+    if not message.parts and not message.tool_calls:
         raise InvalidRequest(f"a {role} message needs parts", param=f"{param}.parts")
-    parts = tuple(_part(part, f"{param}.parts[{i}]") for i, part in enumerate(message.parts))
-    return Message(role, parts)
+    if message.tool_calls and role is not Role.ASSISTANT:
+        raise InvalidRequest(f"a {role} message has no tool_calls", param=f"{param}.tool_calls")
+    return Message(
+        role,
+        tuple(_part(part, f"{param}.parts[{i}]") for i, part in enumerate(message.parts)),
+        tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id or None,
+        reasoning=message.reasoning or None,
+    )
+
+
+def _setting(name: str, value: Any) -> Any:
+    """A field as the REST face's model takes it."""
+    if name in _JSON_FIELDS and (name != "tool_choice" or value.lstrip().startswith("{")):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequest(f"{name} is not JSON: {error}", param=name) from error
+    return value if isinstance(value, str | int | float) else list(value)
+
+
+def _says(delta: Delta) -> bool:
+    return bool(delta.text or delta.reasoning or delta.calls)
 
 
 def _part(part: gateway_pb2.ContentPart, param: str) -> TextPart | MediaPart:
@@ -189,7 +218,14 @@ def _part(part: gateway_pb2.ContentPart, param: str) -> TextPart | MediaPart:
 
 def _response(reply_id: str, event: Event, *, timings: bool) -> gateway_pb2.ChatResponse:
     if isinstance(event, Delta):
-        return gateway_pb2.ChatResponse(id=reply_id, choice=event.choice, delta=event.text)
+        calls = [gateway_pb2.ToolCallDelta(**asdict(call)) for call in event.calls]
+        return gateway_pb2.ChatResponse(
+            id=reply_id,
+            choice=event.choice,
+            delta=event.text,
+            reasoning=event.reasoning,
+            tool_calls=calls,
+        )
     if isinstance(event, ChoiceDone):
         return gateway_pb2.ChatResponse(
             id=reply_id, choice=event.choice, finish_reason=event.reason.value

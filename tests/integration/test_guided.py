@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+import grpc
 import jsonschema
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
+from chiasm.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.integration.media import circle, image_part, text_part
+from tests.integration.stack import Service
 
 MODEL = "demo"
 ASK: list[dict[str, Any]] = [{"role": "user", "content": "How many circles are there?"}]
@@ -184,3 +187,37 @@ async def test_async_and_parallel(base_url: str) -> None:
             if call.function.name
         ]
     assert names and set(names) == {"count"}
+
+
+async def test_tools_and_forms_over_grpc(gateway: Service) -> None:
+    part = gateway_pb2.ContentPart(text="How many circles are there?")
+    common = {"model": MODEL, "max_tokens": 600, "seed": 1}
+    asked = gateway_pb2.ChatMessage(role="user", parts=[part])
+    async with grpc.aio.insecure_channel(gateway.grpc) as channel:
+        chat = gateway_pb2_grpc.GatewayStub(channel).Chat
+        form = json.dumps(schema_format(Shape.model_json_schema()))
+        request = gateway_pb2.ChatRequest(messages=[asked], response_format=form, **common)
+        text = "".join([answer.delta async for answer in chat(request)])
+        Shape.model_validate_json(text)
+        tools = {"tools": json.dumps([TOOL]), "tool_choice": "required"}
+        request = gateway_pb2.ChatRequest(
+            messages=[asked], parallel_tool_calls=False, **tools, **common
+        )
+        answers = [answer async for answer in chat(request)]
+        calls = [call for answer in answers for call in answer.tool_calls]
+        assert [call.name for call in calls if call.name] == ["count"]
+        arguments = "".join(call.arguments for call in calls)
+        jsonschema.validate(json.loads(arguments), TOOL["function"]["parameters"])
+        assert "tool_calls" in [answer.finish_reason for answer in answers]
+        made = gateway_pb2.ToolCall(id=calls[0].id, name="count", arguments=arguments)
+        turns = [
+            asked,
+            gateway_pb2.ChatMessage(role="assistant", tool_calls=[made]),
+            gateway_pb2.ChatMessage(role="tool", tool_call_id=made.id, parts=[part]),
+        ]
+        request = gateway_pb2.ChatRequest(messages=turns, **{**common, "max_tokens": 4})
+        assert [answer async for answer in chat(request)][-1].usage.completion_tokens > 0
+        bad = gateway_pb2.ChatRequest(messages=[asked], tools="{", **common)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await chat(bad).read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,66 @@
+"""Requests made up from the OpenAPI document, fitting and not: none is answered with a 5xx.
+
+TEST_CALLS says how many; `make test-schemathesis` makes 5,000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+
+CALLS = int(os.environ.get("TEST_CALLS", "240"))
+_ANSWERING = ("/v1/chat/completions", "/v1/completions")
+_MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+
+
+def tame(case: Case) -> None:
+    """Keeps answers short: how long they are is not what is asked here."""
+    if case.path in _ANSWERING and isinstance(case.body, dict):
+        wanted = case.body.get("max_tokens")
+        if wanted is None or (isinstance(wanted, int) and wanted > 4):
+            case.body["max_tokens"] = 4
+        case.body.pop("max_completion_tokens", None)
+        if case.body.get("model") is not None and isinstance(case.body["model"], str):
+            case.body["model"] = "demo"
+
+
+def test_no_request_is_answered_with_a_5xx(base_url: str) -> None:
+    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    posts = [operation for operation in operations if operation.method.upper() == "POST"]
+    shares = [(o, m, 5) for o in posts for m in _MODES]
+    shares += [(o, GenerationMode.POSITIVE, 1) for o in operations if o not in posts]
+    total = sum(share for _, _, share in shares)
+    codes: Counter[tuple[str, int]] = Counter()
+    for operation, mode, share in shares:
+        _drive(operation, mode, -(-CALLS * share // total), codes)
+    print(f"\ncalls: {sum(codes.values())}; {sorted(codes.items())}")
+    assert all(code < 500 for _, code in codes), codes
+    assert codes[("/v1/chat/completions", 200)] > 0, "some requests are sound"
+
+
+def _drive(
+    operation: Any, mode: GenerationMode, examples: int, codes: Counter[tuple[str, int]]
+) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def call(case: Case) -> None:
+        tame(case)
+        answer = case.call(timeout=60)
+        codes[(operation.path, answer.status_code)] += 1
+        if answer.status_code >= 500:
+            print(operation.path, answer.status_code, answer.text[:500], repr(case.body)[:1000])
+
+    call()
