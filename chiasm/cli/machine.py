@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import yaml
@@ -21,10 +22,6 @@ from chiasm.config.load import to_mapping
 from chiasm.process import DidNotStart, Relay, Spec, Supervisor
 
 _Flags = Annotated[str, Parameter(allow_leading_hyphen=True)]
-
-# On one GPU: short forwards, so that decode steps come between them; memory for the tower, its rows
-# and its graphs beside what the decoder takes for itself.
-_SHARED_BATCH, _SHARED_MEMORY = "8192", "0.8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +69,18 @@ class Layout:
         return self.tp_size * self.pp_size if self.mm_enable_dp_encoder else self.encoders
 
     def encoder(self, index: int) -> Spec:
-        """The encoder of that index."""
+        """The encoder of that index.
+
+        On a GPU of the decoder's its forwards are short, so that decode steps come between them,
+        and the decoder leaves memory for the tower, its rows and its graphs.
+        """
         flags = ["--port", "0", *self._threads(self.encoder_args)]
+        ranks = self.tp_size * self.pp_size
         if self.mm_enable_dp_encoder:
-            flags += ["--device", f"auto:{index}", "--shared-gpu"]
-            flags += _unless(self.encoder_args, "--max-batch-patches", _SHARED_BATCH)
+            flags += _unless(self.encoder_args, "--device", f"auto:{index}")
+            flags += ("--shared-gpu", *_unless(self.encoder_args, "--max-batch-patches", "8192"))
+        elif gpus := num_gpus(os.environ):  # beside the decoder's, as far as there are any
+            flags += _unless(self.encoder_args, "--device", f"auto:{(ranks + index) % gpus}")
         flags += shlex.split(self.encoder_args)
         return self._spec(f"encoder-{index}", "encoder_svc", flags, 1)
 
@@ -86,7 +90,7 @@ class Layout:
         for flag, size in (("--tp-size", self.tp_size), ("--pp-size", self.pp_size)):
             flags += (flag, str(size)) if size > 1 else ()
         if self.mm_enable_dp_encoder:
-            flags += _unless(self.decoder_args, "--mem-fraction-static", _SHARED_MEMORY)
+            flags += _unless(self.decoder_args, "--mem-fraction-static", "0.8")
         return self._spec("decoder", "decoder_svc", (*flags, *shlex.split(self.decoder_args)), 1)
 
     def gateway(self, encoders: Sequence[str], decoders: Sequence[str]) -> Spec:
@@ -180,6 +184,14 @@ class Machine:
 def _unless(args: str, flag: str, value: str) -> tuple[str, ...]:
     """A flag of ours, unless the user's own text has it."""
     return () if flag in args else (flag, value)
+
+
+def num_gpus(env: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """GPUs that processes started from here will see, found without CUDA."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(devices.glob("nvidia[0-9]*")))
 
 
 def _check_free(host: str, port: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
-from chiasm.cli.machine import Layout
+from chiasm.cli.machine import Layout, num_gpus
 
 
 def described(layout: Layout) -> dict[str, dict[str, object]]:
@@ -46,3 +48,27 @@ def test_apart_unless_asked_for(encoders: int) -> None:
     assert layout.num_encoders == encoders
     assert "--shared-gpu" not in layout.encoder(0).command
     assert described(layout)["encoder"]["shared_gpu"] is False
+
+
+def places(layout: Layout, count: int) -> list[str]:
+    commands = [layout.encoder(index).command for index in range(count)]
+    return [command[command.index("--device") + 1] for command in commands]
+
+
+def test_encoders_get_gpus_of_their_own_where_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert places(Layout(encoders=2), 2) == ["auto:1", "auto:2"]
+    assert places(Layout(encoders=2, tp_size=2), 2) == ["auto:2", "auto:0"]
+    assert places(Layout(encoder_args="--device cuda:5"), 1) == ["cuda:5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "--device" not in Layout().encoder(0).command
+
+
+def test_gpus_are_counted_without_cuda(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert num_gpus({}, tmp_path) == 2
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
