@@ -154,6 +154,7 @@ def build_engine(
             block_size=config.memory.block_size,
             depth=config.parallel.pp_size,
             ahead=parts.executor.depth > config.parallel.pp_size,
+            most_rows=parts.executor.most_rows,
             least_text=_LEAST_TEXT,
         ),
         pool=pool,

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chiasm.errors import ChiasmError, EmbeddingLost, Internal, InvalidRequest, Unavailable
 from chiasm.telemetry import DecoderMetrics
@@ -91,7 +92,8 @@ class EngineCore:
         self._events: list[tuple[str, Event]] = []
         self._in_flight: deque[_Step] = deque()
         self._lost_at: float | None = None  # when the ranks were lost, until they are back
-        self._suspects: tuple[str, ...] = ()  # whom to fail should the next line raise
+        # Names whom to fail should the next line raise; None = unclear.
+        self._suspects: Callable[[], Iterable[str]] | None = None
         self._transfers = TransferTimes()
         self._num_seen = 0
         self._stopped = False
@@ -133,7 +135,7 @@ class EngineCore:
             self._start_over(loss)
             return True
         except Exception:  # the step loop
-            logger.exception("step failed; requests: %s", self._suspects)
+            logger.exception("step failed")
             self._metrics.step_failures.inc()
             self._fail_suspects()
             return True
@@ -143,7 +145,7 @@ class EngineCore:
     def _take_in(self, items: Iterable[Item]) -> None:
         for item in items:
             request_id = getattr(item, "request_id", None)
-            self._suspects = (request_id,) if request_id else ()
+            self._suspects = (lambda name=request_id: (name,)) if request_id else None
             match item:
                 case AddRequest():
                     self._add(item)
@@ -158,7 +160,7 @@ class EngineCore:
                 case _:
                     self._transfers.note(item, self._requests, self._clock())
                     self._receiver.on_event(item)
-        self._suspects = ()
+        self._suspects = None
         self._fail_stalled()
 
     def _add(self, add: AddRequest) -> None:
@@ -221,7 +223,7 @@ class EngineCore:
 
     def _submit(self, plan: StepPlan | None) -> None:
         if plan is not None:
-            self._suspects = plan.request_ids
+            self._suspects = partial(self._scheduler.members, plan.step)
             self._in_flight.append(_Step(plan, self._clock()))
             self._executor.submit(plan)
 
@@ -231,7 +233,7 @@ class EngineCore:
         if not self._in_flight or (submitted is not None and not full):
             return None
         oldest = self._in_flight[0]
-        self._suspects = oldest.plan.request_ids
+        self._suspects = partial(self._scheduler.members, oldest.plan.step)
         result = self._executor.collect()
         if result is None or result.step != oldest.plan.step:  # not yet, or of a step given up
             return None
@@ -245,12 +247,18 @@ class EngineCore:
             return
         drawn = self._scheduler.complete(result.step)
         self._in_flight.popleft()
-        for sequence, sampled in zip(drawn, result.sampled, strict=True):
-            if sequence.state is State.RUNNING:
-                self._take_token(sequence, sampled)
-        self._suspects = ()
+        self._suspects = lambda: (sequence.request.request_id for sequence in drawn)
+        if result.token_ids:
+            for sequence, token_id in zip(drawn, result.token_ids, strict=True):
+                if sequence.state is State.RUNNING:
+                    self._take_token(sequence, token_id)
+        else:
+            for sequence, sampled in zip(drawn, result.sampled, strict=True):
+                if sequence.state is State.RUNNING:
+                    self._take_draw(sequence, sampled)
+        self._suspects = None
 
-    def _take_token(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _take_draw(self, sequence: Sequence, sampled: Sampled) -> None:
         request = sequence.request
         if not sampled.finite:
             self._metrics.nonfinite_logits.inc()
@@ -261,15 +269,21 @@ class EngineCore:
             message = "the grammar of the answer has become too complex to go on with"
             self._fail(request.request_id, InvalidRequest(message, param="response_format"))
             return
+        told = () if sampled.logprob is None else (sampled,)
+        self._take_token(sequence, sampled.token_id, told)
+
+    def _take_token(
+        self, sequence: Sequence, token_id: int, told: tuple[Sampled, ...] = ()
+    ) -> None:
+        request = sequence.request
         if request.clock.first_token is None:
             request.clock.first_token = self._clock()
         position = len(sequence.output)
-        reason = sequence.append(sampled.token_id)
+        reason = sequence.append(token_id)
         if reason is not FinishReason.STOP:
-            told = () if sampled.logprob is None else (sampled,)
-            self._emit(request, Tokens(sequence.choice, position, (sampled.token_id,), told))
+            self._emit(request, Tokens(sequence.choice, position, (token_id,), told))
         if reason is not None:
-            stop_id = sampled.token_id if reason is FinishReason.STOP else None
+            stop_id = token_id if reason is FinishReason.STOP else None
             self._finish(sequence, reason, stop_id)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
@@ -314,12 +328,12 @@ class EngineCore:
 
     def _fail_suspects(self) -> None:
         """Fails whom the exception concerns: the plan in hand, or everybody when unclear."""
-        failed = set(self._suspects or tuple(self._requests))
+        failed = set(self._suspects() if self._suspects is not None else self._requests)
         while self._in_flight:  # results are in order: after a lost one none can be told apart
-            plan = self._in_flight.popleft().plan
-            failed.update(plan.request_ids)
-            self._scheduler.discard(plan.step)
-        self._suspects = ()
+            step = self._in_flight.popleft().plan.step
+            failed |= self._scheduler.members(step)
+            self._scheduler.discard(step)
+        self._suspects = None
         for request_id in failed:
             self._fail(request_id, Internal("internal error"))
         self._publish()
@@ -331,10 +345,11 @@ class EngineCore:
 
         But whoever was in flight too often when ranks were lost may be what kills them.
         """
-        flying = {name for step in self._in_flight for name in step.plan.request_ids}
+        steps = [step.plan.step for step in self._in_flight]
+        flying = {name for step in steps for name in self._scheduler.members(step)}
         logger.error("%s; %d requests start over", loss, len(self._requests))
         self._in_flight.clear()
-        self._suspects = ()
+        self._suspects = None
         self._lost_at = self._clock()
         self._metrics.step_failures.inc()
         self._scheduler.restart()
@@ -354,7 +369,7 @@ class EngineCore:
     # 5. Publish.
 
     def _publish(self) -> None:
-        self._suspects = ()
+        self._suspects = None
         for notice in self._receiver.take_notices():
             self._tell(notice)
         self._send(self._receiver.take_commands())

@@ -151,6 +151,9 @@ Event = Tokens | ItemReleased | PartFailed | ChoiceDone | RequestDone | RequestF
 PENDING = -1
 """In place of a token id: what the sequence's seat drew last, in a step that is not back yet."""
 
+NO_PAGE = -1
+"""In place of a page's number: there is no new one."""
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpan:
@@ -186,16 +189,24 @@ class PlannedSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Sequences of one token of text and one draw each, in columns: most steps are of this kind."""
+
+    numbers: bytes
+    """int32 [6, S]: token id or PENDING, seat, tokens before it, position, and if the sequence has
+    one page more than ranks know of, which of its pages that is (else NO_PAGE) and the page's id.
+    """
+    draws: tuple[Draw, ...] = ()
+    """One a sequence; none at all when every token drawn is simply the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch. Sequences of a single token come first."""
+    """One micro-batch. Sequences of a single token come first; or it is told in columns."""
 
     step: int
-    sequences: tuple[PlannedSequence, ...]
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Requests that a failure of this step fails."""
-        return tuple(dict.fromkeys(s.request_id for s in self.sequences))
+    sequences: tuple[PlannedSequence, ...] = ()
+    decodes: DecodeRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +214,9 @@ class StepResult:
     """The draws of a step, in the order of its plan."""
 
     step: int
-    sampled: tuple[Sampled, ...]
+    sampled: tuple[Sampled, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """Instead of `sampled`, when the ids are all there is to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

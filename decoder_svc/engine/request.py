@@ -44,6 +44,8 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.output = list(output)
+        self.num_tokens = len(request.prompt) + len(output)
+        """Prompt and output."""
         self.state = State.PARKED
         self.blocks: list[int] = []
         self.block_keys: list[bytes] = []
@@ -51,6 +53,8 @@ class Sequence:
         self.num_published = 0
         """Pages the prefix index has been told of."""
         self.computed = 0
+        self.num_scheduled = 0
+        """Tokens with K and V in pages once the steps in flight are done."""
         self.in_flight = 0
         """Tokens of steps that have been submitted and not come back."""
         self.num_drawing = 0
@@ -64,16 +68,6 @@ class Sequence:
         self.order = serving_order(request.priority, request.arrival, choice)
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output."""
-        return len(self.request.prompt) + len(self.output)
-
-    @property
-    def num_scheduled(self) -> int:
-        """Tokens with K and V in pages once the steps in flight are done."""
-        return self.computed + self.in_flight
-
-    @property
     def num_left(self) -> int:
         """Tokens to schedule before the next one can be sampled."""
         return self.num_tokens + self.num_drawing - self.num_scheduled
@@ -81,7 +75,8 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether all there is to schedule is the token sampled last."""
-        return self.num_left == 1 and self.num_scheduled >= len(self.request.prompt)
+        left = self.num_tokens + self.num_drawing - self.num_scheduled
+        return left == 1 and self.num_scheduled >= self.request.num_prompt
 
     @property
     def is_exhausted(self) -> bool:
@@ -108,6 +103,21 @@ class Sequence:
             return Draw(params, self.choice, position, (), tuple(self.output))
         return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
 
+    def begin(self, length: int, draws: bool) -> None:
+        """So many tokens more are in flight, and with `draws` one that follows them."""
+        self.num_scheduled += length
+        self.in_flight += length
+        self.num_drawing += draws
+
+    def end(self, length: int, draws: bool, *, counts: bool) -> None:
+        """So many tokens are back; with `counts` their K and V are in pages."""
+        self.in_flight -= length
+        self.num_drawing -= draws
+        if counts:
+            self.computed += length
+        else:
+            self.num_scheduled -= length
+
     def append(self, token_id: int) -> FinishReason | None:
         """Takes a sampled token in; a stop token ends the choice and is not part of its output."""
         self.request.num_sampled += 1
@@ -115,6 +125,7 @@ class Sequence:
         if token_id in params.stop_token_ids:
             return FinishReason.STOP
         self.output.append(token_id)
+        self.num_tokens += 1
         return FinishReason.LENGTH if len(self.output) >= params.max_tokens else None
 
 
@@ -124,7 +135,10 @@ class Request:
     def __init__(self, add: AddRequest, arrival: int, now: float) -> None:
         self.request_id = add.request_id
         self.prompt = add.prompt_ids
+        self.num_prompt = len(add.prompt_ids)
         self.sampling = add.sampling
+        self.is_plain = add.sampling.is_plain
+        """Whether every token of it is simply the likeliest."""
         self.priority = add.priority
         self.arrival = arrival
         self.promises: dict[int, Promise] = {p.item: p for p in add.promises}
@@ -140,7 +154,8 @@ class Request:
         """How often ranks were lost while they computed for this request."""
         self.clock = Clock(now)
         self._positions = np.frombuffer(add.grid_positions, dtype=np.int32).reshape(3, -1)
-        self._delta = add.position_delta
+        self.position_delta = add.position_delta
+        """Added to a token's index beyond the prompt to get its position."""
         resume = add.resume or ((),) * add.sampling.n
         self.sequences = [Sequence(self, index, output) for index, output in enumerate(resume)]
 
@@ -151,7 +166,7 @@ class Request:
 
     def position(self, index: int) -> int:
         """The position of a token of text at this index."""
-        return index if index < len(self.prompt) else index + self._delta
+        return index if index < len(self.prompt) else index + self.position_delta
 
     def grid_positions(self, begin: int, end: int) -> bytes:
         """int32 [3, end - begin] when the range touches a prompt with media, else empty."""
@@ -161,7 +176,7 @@ class Request:
         chunk = np.empty((3, end - begin), dtype=np.int32)
         inside = min(end, edge) - begin
         chunk[:, :inside] = self._positions[:, begin : begin + inside]
-        chunk[:, inside:] = np.arange(begin + inside, end, dtype=np.int32) + self._delta
+        chunk[:, inside:] = np.arange(begin + inside, end, dtype=np.int32) + self.position_delta
         return chunk.tobytes()
 
 

@@ -10,11 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from decoder_svc.engine.messages import PENDING, StepPlan
+from decoder_svc.engine.messages import StepPlan
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.runner.rows import drawing_seats, pending_seats
 from decoder_svc.runner.seats import SeatTable
 
 _MOST_DUE = 8
@@ -42,7 +44,7 @@ class TokenReturn:
         self._seats = seats
         self._first = mesh.tp_rank
         self._last = (mesh.pp_size - 1) * mesh.tp_size + mesh.tp_rank
-        self._drew_in: dict[int, int] = {}
+        self._drew_in = np.zeros(seats.spare_seat, dtype=np.int64)
         self._due: deque[_Due] = deque()
         self._unsent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
@@ -63,14 +65,12 @@ class TokenReturn:
         work = dist.irecv(tokens, src=self._last, group=self._group)
         assert work is not None, "this rank is part of the group"
         self._due.append(_Due(plan.step, work, seats, tokens))
-        for sequence in plan.sequences:
-            if sequence.draw is not None:
-                self._drew_in[sequence.seat] = plan.step
+        self._drew_in[drawing_seats(plan)] = plan.step
 
     def take_in(self, plan: StepPlan) -> None:
         """First stage: sees to the tokens that a step is about to use."""
-        needed = [self._drew_in[s.seat] for s in plan.sequences if s.token_ids == (PENDING,)]
-        latest = max(needed, default=-1)
+        needed = self._drew_in[pending_seats(plan)]
+        latest = needed.max() if len(needed) else -1
         while self._due and (self._due[0].step <= latest or len(self._due) > _MOST_DUE):
             due = self._due.popleft()
             due.work.wait()

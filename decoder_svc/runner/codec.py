@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from decoder_svc.embeddings.events import SlabRun
-from decoder_svc.engine.messages import EmbedSpan, PlannedSequence, StepPlan, StepResult
+from decoder_svc.engine.messages import DecodeRows, EmbedSpan, PlannedSequence, StepPlan, StepResult
 from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
 
 
@@ -40,6 +40,8 @@ class Ready:
     """From a rank: loaded, with so many pages."""
 
     num_blocks: int
+    most_rows: int = 0
+    """Sequences of a decode step that may be told in columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,11 @@ _params_of = attrgetter(*_PARAMS)
 def encode(message: Message) -> bytes:
     """One frame."""
     if isinstance(message, StepPlan):
-        return _PLAN + _pack((message.step, [_sequence_out(s) for s in message.sequences]))
+        rows = None if message.decodes is None else _rows_out(message.decodes)
+        return _PLAN + _pack((message.step, [_sequence_out(s) for s in message.sequences], rows))
     if isinstance(message, StepResult):
-        return _RESULT + _pack((message.step, [_sampled_out(s) for s in message.sampled]))
+        sampled = [_sampled_out(s) for s in message.sampled]
+        return _RESULT + _pack((message.step, sampled, message.token_ids))
     kind = type(message)
     return _TAGS[kind] + _pack([getattr(message, name) for name in kind.__dataclass_fields__])
 
@@ -81,11 +85,12 @@ def decode(frame: bytes) -> Message:
     try:
         fields = msgpack.unpackb(frame[1:], use_list=False)
         if tag == _PLAN:
-            step, sequences = fields
-            return StepPlan(step, tuple(_sequence_in(sequence) for sequence in sequences))
+            step, sequences, rows = fields
+            decodes = None if rows is None else DecodeRows(rows[0], tuple(map(_draw_in, rows[1])))
+            return StepPlan(step, tuple(_sequence_in(sequence) for sequence in sequences), decodes)
         if tag == _RESULT:
-            step, sampled = fields
-            return StepResult(step, tuple(Sampled(*values) for values in sampled))
+            step, sampled, token_ids = fields
+            return StepResult(step, tuple(Sampled(*values) for values in sampled), token_ids)
         message: Message = _PLAIN[tag](*fields)
     except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"a frame that makes no sense, tag {tag!r}") from error
@@ -95,6 +100,10 @@ def decode(frame: bytes) -> Message:
 def _pack(fields: Any) -> bytes:
     packed: bytes = msgpack.packb(fields)
     return packed
+
+
+def _rows_out(rows: DecodeRows) -> tuple[Any, ...]:
+    return (rows.numbers, [_draw_out(draw) for draw in rows.draws])
 
 
 def _sequence_out(sequence: PlannedSequence) -> tuple[Any, ...]:

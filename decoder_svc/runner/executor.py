@@ -16,6 +16,8 @@ class Executor(ABC):
 
     depth: int = 1
     """Plans that may be in flight at once: one per pipeline stage, and one ahead of a GPU."""
+    most_rows: int = 0
+    """Sequences of a decode step that may be told in columns; 0 = none are understood."""
     num_losses: int = 0
     """How often ranks in use were lost, and all pages with them."""
 

@@ -16,8 +16,9 @@ import torch
 from chiasm.kernels.argmax import greedy
 from chiasm.kernels.paged_decode import Lookup
 from decoder_svc.attention.base import AttentionBackend, DecodeStep
-from decoder_svc.engine.messages import PENDING, PlannedSequence, StepPlan
+from decoder_svc.engine.messages import NO_PAGE, PENDING
 from decoder_svc.models.stage import DecoderStage
+from decoder_svc.runner.rows import Ints
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
 from decoder_svc.staging import stage
@@ -89,16 +90,16 @@ class DecodeGraph:
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._output = self._step()
 
-    def replay(self, numbers: np.ndarray, hidden: torch.Tensor | None) -> DecodeOutput:
+    def replay(self, columns: Ints, hidden: torch.Tensor | None) -> DecodeOutput:
         """Runs the step.
 
         Args:
-            numbers: int32 [6, S]: see `rows_of`.
+            columns: int32 [6, S], see `DecodeRows`.
             hidden: [S, hidden] from the stage before; None on the first.
         """
         padded = self._empty()
-        count = numbers.shape[1]
-        padded[:, :count] = numbers
+        count = columns.shape[1]
+        padded[:, :count] = columns
         self._numbers.copy_(stage(padded, self._numbers.device))
         if hidden is not None:
             self._entering[:count].copy_(hidden)
@@ -108,14 +109,15 @@ class DecodeGraph:
 
     def _empty(self) -> np.ndarray:
         """Rows that stand for no sequence."""
-        spare = (0, self._seats.spare_seat, -1, 0, self._seats.num_pages, 0)
+        spare = (0, self._seats.spare_seat, -1, 0, NO_PAGE, 0)
         return np.repeat(np.array(spare, dtype=np.int32)[:, None], self._numbers.shape[1], axis=1)
 
     def _step(self) -> DecodeOutput:
         given, seat, start, position, page_at, page = self._numbers
         row = seat.long()
         tables = self._seats.tables
-        tables.index_put_((row, page_at.long()), page)
+        where = torch.where(page_at == NO_PAGE, self._seats.num_pages, page_at)
+        tables.index_put_((row, where.long()), page)
         place = start.clamp(min=0)
         block = tables[row, (place // self._block_size).long()]
         slots = block.long() * self._block_size + place % self._block_size
@@ -178,38 +180,17 @@ class DecodeGraphs:
         for size in reversed(self._sizes):
             self._graphs[size].capture(pool)
 
-    def fits(self, plan: StepPlan) -> bool:
-        """Whether the step is one token of text and one draw for every sequence."""
-        return len(plan.sequences) <= self._sizes[-1] and all(map(_is_plain, plan.sequences))
+    @property
+    def most(self) -> int:
+        """The largest batch."""
+        return self._sizes[-1]
 
-    def replay(self, plan: StepPlan, hidden: torch.Tensor | None) -> DecodeOutput:
-        """Runs a step that fits; `hidden` is [S, hidden] from the stage before."""
-        news = [s for s in plan.sequences if len(s.block_table) > 1]
-        self._seats.place(news)
-        count = len(plan.sequences)
-        size = self._sizes[bisect_left(self._sizes, count)]
-        return self._graphs[size].replay(rows_of(plan, self._seats.num_pages), hidden)
+    def replay(self, columns: Ints, hidden: torch.Tensor | None) -> DecodeOutput:
+        """Runs a step.
 
-
-def rows_of(plan: StepPlan, num_pages: int) -> np.ndarray:
-    """int32 [6, S]: token id or PENDING, seat, tokens before, position, new page: where, which."""
-    rows = [
-        (
-            s.token_ids[0],
-            s.seat,
-            s.start,
-            s.position,
-            *((s.first_block, s.block_table[0]) if s.block_table else (num_pages, 0)),
-        )
-        for s in plan.sequences
-    ]
-    return np.array(rows, dtype=np.int32).T
-
-
-def _is_plain(sequence: PlannedSequence) -> bool:
-    return (
-        len(sequence.token_ids) == 1
-        and sequence.draw is not None
-        and not sequence.embeds
-        and not sequence.grid_positions
-    )
+        Args:
+            columns: int32 [6, S], see `DecodeRows`.
+            hidden: [S, hidden] from the stage before; None on the first.
+        """
+        size = self._sizes[bisect_left(self._sizes, columns.shape[1])]
+        return self._graphs[size].replay(columns, hidden)

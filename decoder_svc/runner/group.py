@@ -33,6 +33,7 @@ class Member:
     process: BaseProcess | None
     heard_at: float = 0.0
     num_blocks: int | None = None
+    most_rows: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank}" + (f" (pid {self.process.pid})" if self.process else "")
@@ -85,6 +86,11 @@ class RankGroup:
         return min(member.num_blocks or 0 for member in self._members)
 
     @property
+    def most_rows(self) -> int:
+        """Sequences of a decode step that may be told in columns."""
+        return min(member.most_rows for member in self._members)
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Process ids of this machine's ranks."""
         processes = [member.process for member in self._members]
@@ -132,8 +138,8 @@ class RankGroup:
         match message:
             case StepResult():
                 self.results.append(message)
-            case Ready(num_blocks):
-                member.num_blocks = num_blocks
+            case Ready(num_blocks, most_rows):
+                member.num_blocks, member.most_rows = num_blocks, most_rows
             case Failed(text, is_users):
                 self.faulty_settings = text if is_users and not self.ready else ""
                 raise RanksLost(f"{member} failed: {text}")

@@ -20,6 +20,7 @@ class InlineExecutor(Executor):
 
     def __init__(self, runner: ModelRunner, *, depth: int = 1) -> None:
         self.depth = depth
+        self.most_rows = runner.most_rows
         self._runner = runner
         self._outcomes: deque[Outcome] = deque()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
 from decoder_svc.attention.base import AttentionBackend
-from decoder_svc.engine.messages import PlannedSequence, StepPlan
+from decoder_svc.engine.messages import DecodeRows, StepPlan
 from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.models.stage import DecoderStage, MediaRows
 from decoder_svc.parallel.pp import StageLink
@@ -16,8 +17,10 @@ from decoder_svc.runner.graphs import DecodeGraphs
 from decoder_svc.runner.inputs import StepInputs, build_inputs
 from decoder_svc.runner.outcome import Outcome
 from decoder_svc.runner.rank_rows import RankRows
+from decoder_svc.runner.rows import columns_of, drawing_seats
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
+from decoder_svc.sampling.params import Draw
 from decoder_svc.sampling.sampler import Sampler
 from decoder_svc.staging import stage
 
@@ -67,6 +70,11 @@ class ModelRunner:
         self.ahead = False
         """Whether steps are planned before the host knows the tokens drawn."""
 
+    @property
+    def most_rows(self) -> int:
+        """Sequences of a decode step that may be told in columns."""
+        return 0 if self.graphs is None else self.graphs.most
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Outcome | None:
         """Computes a step; where a chunk ends its sequence, the last stage samples.
@@ -74,13 +82,21 @@ class ModelRunner:
         Returns:
             The draws, on the rank that tells of them; None on every other.
         """
-        self._seats.learn(plan.sequences)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # threads have a current device each
         if self.returns is not None and self._model.mesh.is_first_stage:
             self.returns.take_in(plan)
-        if self.graphs is not None and self.graphs.fits(plan):
-            return self._replay(plan, self.graphs)
+        if plan.decodes is not None:
+            assert self.graphs is not None, "columns are for graphs"
+            return self._replay(plan, plan.decodes, self.graphs)
+        return self._compute(plan)
+
+    def close(self) -> None:
+        """Lets go of the slab."""
+        self._rows = torch.empty(0, self._rows.shape[1])
+
+    def _compute(self, plan: StepPlan) -> Outcome | None:
+        self._seats.learn(plan.sequences)
         self._seats.place(plan.sequences)
         inputs = build_inputs(plan, self._seats, block_size=self.block_size, device=self._device)
         self._attention.plan(inputs.batch, inputs.slots)
@@ -91,31 +107,29 @@ class ModelRunner:
             self._pass_on(plan, hidden, inputs.drawing_seats)
             return None
         drawn = None
-        drawing = tuple(s for s in plan.sequences if s.draw is not None)
-        if drawing:  # every peer holds a part of the vocabulary
+        draws = [s.draw for s in plan.sequences if s.draw is not None]
+        if draws:  # every peer holds a part of the vocabulary
             logits = self._model.logits(hidden.index_select(0, inputs.draws_at))
             if self.ahead or self._model.mesh.tp_rank == 0:
-                drawn = self._sample(logits, drawing)
+                drawn = self._sample(logits, draws)
                 self._keep(drawn, inputs.drawing_seats)
         return self._tell(plan, drawn)
 
-    def close(self) -> None:
-        """Lets go of the slab."""
-        self._rows = torch.empty(0, self._rows.shape[1])
-
-    def _replay(self, plan: StepPlan, graphs: DecodeGraphs) -> Outcome | None:
+    def _replay(self, plan: StepPlan, rows: DecodeRows, graphs: DecodeGraphs) -> Outcome | None:
+        columns = columns_of(rows)
+        self._seats.learn_pages(*columns[[1, 4, 5]])
         hidden = None
         if not self._model.mesh.is_first_stage:
-            hidden = self._receive(len(plan.sequences))
-        output = graphs.replay(plan, hidden)
+            hidden = self._receive(columns.shape[1])
+        output = graphs.replay(columns, hidden)
         if not self._model.mesh.is_last_stage:
             self._pass_on(plan, output.hidden.clone(), None)
             return None
         drawn, logits = output.drawn, output.logits
         assert drawn is not None and logits is not None, "the last stage draws"
-        if not all(s.draw and s.draw.params.is_plain for s in plan.sequences):
-            drawn = self._sample(logits, plan.sequences)
-            self._keep(drawn, _seats_of(plan, self._device))
+        if rows.draws:
+            drawn = self._sample(logits, rows.draws)
+            self._keep(drawn, stage(drawing_seats(plan), self._device))
         elif self.returns is not None:
             self.returns.send(drawn.tokens)
         return self._tell(plan, drawn)
@@ -134,11 +148,12 @@ class ModelRunner:
         assert self._link is not None, "a stage without the next one"
         self._link.send(hidden)
         if self.returns is not None and self._model.mesh.is_first_stage:
-            self.returns.expect(plan, _seats_of(plan, self._device) if seats is None else seats)
+            if seats is None:
+                seats = stage(drawing_seats(plan), self._device)
+            self.returns.expect(plan, seats)
 
-    def _sample(self, logits: torch.Tensor, drawing: tuple[PlannedSequence, ...]) -> Drawn:
+    def _sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
         """Every rank of the stage has the same tokens afterwards, if it is to use them."""
-        draws = [s.draw for s in drawing if s.draw is not None]
         mesh = self._model.mesh
         drawn = self._sampler.sample(logits, draws)
         if self.ahead and mesh.tp_size > 1 and not all(draw.params.is_plain for draw in draws):
@@ -165,8 +180,3 @@ class ModelRunner:
             rows = self._rows.index_select(0, inputs.slab_rows)
             placed = rows.to(device=self._device, dtype=self._dtype)
         return MediaRows(inputs.embeds_at, placed, self._model.config.hidden_size)
-
-
-def _seats_of(plan: StepPlan, device: torch.device) -> torch.Tensor:
-    """[draws]: the seats that draw."""
-    return stage(np.array([s.seat for s in plan.sequences if s.draw is not None]), device)

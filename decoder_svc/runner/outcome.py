@@ -34,4 +34,8 @@ class Outcome:
         """The result; waits until the device has computed it."""
         if self._done is not None:
             self._done.synchronize()
-        return StepResult(self._step, () if self._drawn is None else self._drawn.results())
+        if self._drawn is None:
+            return StepResult(self._step)
+        if (ids := self._drawn.plain_ids()) is not None:
+            return StepResult(self._step, token_ids=ids)
+        return StepResult(self._step, self._drawn.results())

@@ -147,7 +147,7 @@ class RanksExecutor(Executor):
     def _note_ready(self) -> None:
         if self._ready_since is None and self._group is not None and self._group.ready:
             self._ready_since = self._clock()
-            self.num_blocks = self._group.num_blocks
+            self.num_blocks, self.most_rows = self._group.num_blocks, self._group.most_rows
             logger.info("all ranks are ready, %d pages of K and V each", self.num_blocks)
 
     def _begin(self) -> None:

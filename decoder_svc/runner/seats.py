@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from decoder_svc.engine.messages import PENDING, PlannedSequence
+from decoder_svc.engine.messages import NO_PAGE, PENDING, PlannedSequence
+from decoder_svc.runner.rows import Ints
 from decoder_svc.staging import stage
 
 
@@ -44,6 +45,11 @@ class SeatTable:
                 first = sequence.first_block
                 end = first + len(sequence.block_table)
                 self._host[sequence.seat, first:end] = sequence.block_table
+
+    def learn_pages(self, seats: Ints, numbers: Ints, pages: Ints) -> None:
+        """Takes in one page a seat, unless it is NO_PAGE, on the host alone; all [S]."""
+        new = numbers != NO_PAGE
+        self._host[seats[new], numbers[new]] = pages[new]
 
     def place(self, sequences: Sequence[PlannedSequence]) -> None:
         """Puts the pages that a step is the first to tell of on the device."""

@@ -177,7 +177,7 @@ def _serve(task: RankTask, voice: Voice, bank_channel: Connection | None) -> Non
     voice.start_beating()
     runner = _load(task, start, bank_channel)
     keep_loaded_objects()
-    voice.say(Ready(runner.num_blocks))
+    voice.say(Ready(runner.num_blocks, runner.most_rows))
     results = ResultThread(voice)
     while True:
         plan = voice.hear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decoder_svc.sampling.params import Sampled
+from decoder_svc.sampling.params import NO_TOKEN, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,13 @@ class Drawn:
             moved = (_to_host(part) for part in (told.own, told.ids, told.values))
             told = Logprobs(told.rows, told.counts, *moved)
         return Drawn(_to_host(self.tokens), _to_host(self.finite), told)
+
+    def plain_ids(self) -> tuple[int, ...] | None:
+        """The ids, when there is nothing else to tell. In host memory, as for `results`."""
+        if self.logprobs is not None or not bool(self.finite.all()):
+            return None
+        ids = tuple(self.tokens.tolist())
+        return None if NO_TOKEN in ids else ids
 
     def results(self) -> tuple[Sampled, ...]:
         """As plain values; everything is in host memory, copies have ended."""

@@ -26,6 +26,8 @@ class Limits:
     """Pipeline stages: micro-batches that the running sequences are spread over."""
     ahead: bool = False
     """Whether a sequence is scheduled again before the token it drew last is known here."""
+    most_rows: int = 0
+    """Decode steps of up to so many sequences are told in columns; ranks have them recorded."""
 
     least_text: int = 1
     """Fewer tokens of text before a row that has not landed are left for the step with that row."""

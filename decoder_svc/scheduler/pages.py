@@ -66,7 +66,7 @@ class PageTable:
         sequence.blocks = list(found.blocks)
         sequence.num_published = len(found.blocks)
         sequence.num_told = 0
-        sequence.computed = found.num_tokens
+        sequence.computed = sequence.num_scheduled = found.num_tokens
 
     def share(self, leader: Sequence, sibling: Sequence, num_tokens: int) -> None:
         """Gives a sibling the leader's first pages."""
@@ -102,7 +102,7 @@ class PageTable:
         """Gives every page back; what is cached can still be found until it is overwritten."""
         self._pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = 0
+        sequence.computed = sequence.num_scheduled = 0
         sequence.num_published = 0
 
     def forget(self) -> None:

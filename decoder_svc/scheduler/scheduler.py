@@ -8,37 +8,20 @@ only so much. A chunk ends before the first row of a medium that has not landed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
-from decoder_svc.engine.messages import EngineLoad, PlannedSequence, StepPlan
+from decoder_svc.engine.messages import EngineLoad, StepPlan
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
-from decoder_svc.scheduler.budget import Limits, StepBudget, embed_spans, item_rows, landed_chunk
+from decoder_svc.scheduler.budget import Limits, StepBudget, item_rows, landed_chunk
 from decoder_svc.scheduler.pages import PageTable
+from decoder_svc.scheduler.planning import Entry, plan_step
 from decoder_svc.scheduler.policy import Queue
 from decoder_svc.scheduler.seats import Seats
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A sequence's part in a step that has been submitted."""
-
-    sequence: Sequence
-    length: int
-    draws: bool
-
-    def begin(self) -> None:
-        self.sequence.in_flight += self.length
-        self.sequence.num_drawing += self.draws
-
-    def end(self) -> None:
-        self.sequence.in_flight -= self.length
-        self.sequence.num_drawing -= self.draws
 
 
 class Scheduler:
@@ -69,7 +52,7 @@ class Scheduler:
         self._running = Queue()
         self._starved: Sequence | None = None  # found no page in the last step
         self._seats = Seats(limits.max_running)
-        self._steps: dict[int, list[_Entry]] = {}  # submitted
+        self._steps: dict[int, list[Entry]] = {}  # submitted
         self._num_steps = 0
 
     def add(self, request: Request) -> None:
@@ -97,41 +80,38 @@ class Scheduler:
             self._starved = self._choose_decodes(chosen, apart=1) or self._starved
         if not chosen:
             return None
-        chosen.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
         self._num_steps += 1
-        planned = tuple(self._planned(sequence, length) for sequence, length in chosen)
-        entries = [
-            _Entry(sequence, length, part.draw is not None)
-            for (sequence, length), part in zip(chosen, planned, strict=True)
-        ]
-        for entry in entries:
-            entry.begin()
-        self._steps[self._num_steps] = entries
-        return StepPlan(self._num_steps, planned)
+        plan, self._steps[self._num_steps] = plan_step(
+            self._num_steps, chosen, self._receiver, most_rows=self._limits.most_rows
+        )
+        return plan
+
+    def members(self, step: int) -> set[str]:
+        """Requests that a failure of a step in flight fails."""
+        return {entry.sequence.request.request_id for entry in self._steps.get(step, ())}
 
     def complete(self, step: int) -> list[Sequence]:
         """A step came back: what it computed counts. Returns who drew a token, in plan order."""
-        entries = self._steps[step]
+        entries = self._steps.pop(step)
+        prefilled: dict[int, Request] = {}
         for entry in entries:
-            sequence = entry.sequence
-            sequence.computed += entry.length
-            self._settle(entry)
+            sequence, request = entry.sequence, entry.sequence.request
+            if sequence.computed < request.num_prompt and request.promises:
+                prefilled[id(request)] = request
+            self._settle(entry, counts=True)
             if sequence.state is State.RUNNING:
-                self._pages.publish(sequence)
-                self._fork(sequence)
-        for request in {
-            id(e.sequence.request): e.sequence.request
-            for e in entries
-            if e.sequence.request.promises
-        }.values():
+                if sequence.computed % self._limits.block_size < entry.length:
+                    self._pages.publish(sequence)
+                if len(request.sequences) > 1:
+                    self._fork(sequence)
+        for request in prefilled.values():
             self._consume(request)
-        del self._steps[step]
         return [entry.sequence for entry in entries if entry.draws]
 
     def discard(self, step: int) -> None:
         """A step failed: what it computed does not count."""
         for entry in self._steps.pop(step, ()):
-            self._settle(entry)
+            self._settle(entry, counts=False)
 
     def restart(self) -> None:
         """What pages held is lost: no step in flight comes back, everybody computes again."""
@@ -324,30 +304,11 @@ class Scheduler:
         self._pages.drop(sequence)
         self._seats.free(sequence)
 
-    def _planned(self, sequence: Sequence, length: int) -> PlannedSequence:
-        begin, end = sequence.num_scheduled, sequence.num_scheduled + length
-        request = sequence.request
-        told, sequence.num_told = sequence.num_told, len(sequence.blocks)
-        assert sequence.seat is not None, "not in the batch"
-        return PlannedSequence(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            seat=sequence.seat,
-            token_ids=sequence.tokens(begin, end),
-            start=begin,
-            position=request.position(begin),
-            block_table=tuple(sequence.blocks[told:]),
-            first_block=told,
-            grid_positions=request.grid_positions(begin, end),
-            embeds=embed_spans(sequence, length, self._receiver),
-            draw=sequence.draw() if length == sequence.num_left else None,
-        )
-
     # After a step.
 
-    def _settle(self, entry: _Entry) -> None:
-        entry.end()
+    def _settle(self, entry: Entry, *, counts: bool) -> None:
         sequence = entry.sequence
+        sequence.end(entry.length, entry.draws, counts=counts)
         if sequence.state is State.FINISHED and not sequence.in_flight:
             self._leave(sequence)
 

@@ -29,11 +29,14 @@ from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import (
+    NO_PAGE,
     PENDING,
     AddRequest,
+    DecodeRows,
     EngineLoad,
     Event,
     PartFailed,
+    PlannedSequence,
     RedirectPart,
     RequestDone,
     RequestFailed,
@@ -44,7 +47,8 @@ from decoder_svc.engine.messages import (
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.runner.executor import Executor
-from decoder_svc.sampling.params import Sampled, SamplingParams
+from decoder_svc.runner.rows import columns_of
+from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
 from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
 
@@ -133,8 +137,13 @@ def expected(add: AddRequest, choice: int = 0) -> list[int]:
 class SimulatedRanks(Executor):
     """Computes a plan when it is collected, as late as a pipeline would."""
 
-    def __init__(self, *, block_size: int, depth: int = 1, ahead: bool = False) -> None:
+    def __init__(
+        self, *, block_size: int, depth: int = 1, ahead: bool = False, most_rows: int = 0
+    ) -> None:
         self.depth = depth + ahead
+        self.most_rows = most_rows
+        self.num_in_columns = 0
+        self._seated: dict[int, PlannedSequence] = {}
         self.slab: dict[int, tuple[bytes, int]] = {}
         self.fail_on: set[str] = set()
         self.nan_on: set[str] = set()
@@ -149,12 +158,36 @@ class SimulatedRanks(Executor):
         assert len(self._plans) < self.depth, "more plans in flight than the pipeline is deep"
         lengths = [len(s.token_ids) for s in plan.sequences]
         assert lengths == sorted(lengths, key=lambda length: length > 1), "single tokens first"
+        if plan.decodes is not None:
+            self.num_in_columns += 1
+            plan = StepPlan(plan.step, self._unpacked(plan.decodes))
+        for sequence in plan.sequences:
+            self._seated[sequence.seat] = sequence
         self._plans.append(plan)
+
+    def _unpacked(self, rows: DecodeRows) -> tuple[PlannedSequence, ...]:
+        found = []
+        for token, seat, start, position, number, page in columns_of(rows).T.tolist():
+            before = self._seated[seat]
+            found.append(
+                PlannedSequence(
+                    request_id=before.request_id,
+                    choice=before.choice,
+                    seat=seat,
+                    token_ids=(token,),
+                    start=start,
+                    position=position,
+                    block_table=() if number == NO_PAGE else (page,),
+                    first_block=max(number, 0),
+                    draw=before.draw or Draw(SamplingParams(max_tokens=1), before.choice, 0),
+                )
+            )
+        return tuple(found)
 
     def collect(self) -> StepResult:
         plan = self._plans.popleft()
         self.num_steps += 1
-        if self.fail_on & set(plan.request_ids):
+        if self.fail_on & {s.request_id for s in plan.sequences}:
             self._plans.clear()
             raise RuntimeError("a rank failed")
         sampled = []
@@ -167,7 +200,8 @@ class SimulatedRanks(Executor):
                         rows[at] = self.slab[row]
                         at += 1
             table = self._tables.setdefault(sequence.seat, [])
-            table[sequence.first_block :] = sequence.block_table
+            if sequence.block_table:
+                table[sequence.first_block :] = sequence.block_table
             ids = sequence.token_ids
             if ids == (PENDING,):
                 ids = (self._drawn[sequence.seat],)
@@ -228,6 +262,7 @@ class Simulation:
         prefix: bool = True,
         depth: int = 1,
         ahead: bool = False,
+        most_rows: int = 0,
         slab_pages: int = 16,
         page_rows: int = 4,
         segment_rows: int = 100,
@@ -236,7 +271,9 @@ class Simulation:
         timeout_s: float = 120.0,
     ) -> None:
         self.metrics = DecoderMetrics()
-        self.ranks = SimulatedRanks(block_size=block_size, depth=depth, ahead=ahead)
+        self.ranks = SimulatedRanks(
+            block_size=block_size, depth=depth, ahead=ahead, most_rows=most_rows
+        )
         self.receiver = EmbeddingReceiver(pages=slab_pages, page_rows=page_rows, row_bytes=4)
         self.blocks = BlockPool(num_blocks)
         self.prefix = PrefixIndex(self.blocks) if prefix else None
@@ -247,6 +284,7 @@ class Simulation:
                 block_size=block_size,
                 depth=depth,
                 ahead=ahead,
+                most_rows=most_rows,
                 least_text=least_text,
             ),
             pool=self.blocks,

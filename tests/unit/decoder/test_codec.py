@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoder_svc.embeddings.events import SlabRun
-from decoder_svc.engine.messages import EmbedSpan, PlannedSequence, StepPlan, StepResult
+from decoder_svc.engine.messages import DecodeRows, EmbedSpan, PlannedSequence, StepPlan, StepResult
 from decoder_svc.runner.codec import Alive, Failed, Hello, Message, Ready, Start, decode, encode
 from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
 
@@ -58,7 +58,13 @@ sampled = st.builds(
 )
 messages = st.one_of(
     st.builds(StepPlan, counts, rows_of(sequences, 4)),
+    st.builds(
+        StepPlan,
+        counts,
+        decodes=st.builds(DecodeRows, st.binary(max_size=48), rows_of(draws, 2)),
+    ),
     st.builds(StepResult, counts, rows_of(sampled)),
+    st.builds(StepResult, counts, token_ids=rows_of(ids)),
     st.builds(Hello, counts),
     st.builds(Start, st.text(max_size=40), counts),
     st.builds(Ready, counts),

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from decoder_svc.engine.messages import AbortRequest, ItemReleased, StopChoice
 from decoder_svc.engine.request import PRIORITY_STEP
-from tests.unit.decoder.simulation import Picture, Simulation, expected, make_request
+from tests.unit.decoder.simulation import (
+    Picture,
+    SimulatedRanks,
+    Simulation,
+    expected,
+    make_request,
+)
 
 TEXT = list(range(20, 60))
 
@@ -215,7 +221,7 @@ def test_stopping_the_leader_before_it_has_prefilled() -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_aborts_leave_nothing_behind(depth: int, ahead: bool) -> None:
-    sim = Simulation(depth=depth, ahead=ahead, lag=2)
+    sim = Simulation(depth=depth, ahead=ahead, most_rows=8 * ahead, lag=2)
     for turn in range(12):
         name = str(turn)
         sim.add(make_request(name, [20, Picture(name, 7), *TEXT[:5]], max_tokens=20, n=2))
@@ -278,6 +284,7 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         prefix=data.draw(st.booleans(), "prefix"),
         depth=data.draw(st.integers(1, 3), "depth"),
         ahead=data.draw(st.booleans(), "ahead"),
+        most_rows=data.draw(st.sampled_from([0, 2, 8]), "rows"),
         slab_pages=2 * (block_size + 1) + data.draw(st.integers(0, 8), "more slab pages"),
         page_rows=data.draw(st.integers(1, 4), "page rows"),
         segment_rows=data.draw(st.integers(1, 8), "segment rows"),
@@ -302,3 +309,15 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
             for choice in range(add.sampling.n):
                 assert told[add.request_id].tokens(choice) == expected(add, choice)
     sim.settle()
+
+
+def test_steady_decoding_is_told_in_columns() -> None:
+    sim = Simulation(ahead=True, most_rows=8)
+    adds = [make_request(str(i), TEXT[i : i + 6], max_tokens=30) for i in range(6)]
+    for add in adds:
+        sim.add(add)
+    sim.run()
+    assert isinstance(sim.ranks, SimulatedRanks)
+    assert sim.ranks.num_in_columns > 0.8 * sim.ranks.num_steps
+    for add in adds:
+        assert sim.told[add.request_id].tokens() == expected(add)

@@ -40,7 +40,7 @@ class MortalRanks(SimulatedRanks):
         super().submit(plan)
 
     def collect(self) -> StepResult:
-        if self.killers & set(self._plans[0].request_ids):
+        if self.killers & {s.request_id for s in self._plans[0].sequences}:
             self._die()
         return super().collect()
 
