@@ -139,6 +139,8 @@ class Request:
         self.sampling = add.sampling
         self.is_plain = add.sampling.is_plain
         """Whether every token of it is simply the likeliest."""
+        self.needs_host_state = add.sampling.needs_host_state
+        """Whether a token cannot be drawn before the one before it is known here."""
         self.priority = add.priority
         self.arrival = arrival
         self.promises: dict[int, Promise] = {p.item: p for p in add.promises}

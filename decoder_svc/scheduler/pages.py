@@ -73,6 +73,10 @@ class PageTable:
         assert num_tokens % self._size == 0, "only full pages are shared"
         self.attach(sibling, Found(tuple(leader.blocks[: num_tokens // self._size]), num_tokens))
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether the next token fits on the pages that the sequence has."""
+        return sequence.num_scheduled < len(sequence.blocks) * self._size
+
     def grow(self, sequence: Sequence, length: int) -> bool:
         """Sees to pages for `length` tokens more; False, nothing taken, when too few are free."""
         need = self._limits.pages(sequence.num_scheduled + length) - len(sequence.blocks)

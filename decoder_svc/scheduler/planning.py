@@ -77,9 +77,11 @@ def _decode_rows(chosen: Chosen) -> DecodeRows | None:
     plain = True
     for sequence, length in chosen:
         told, blocks = sequence.num_told, sequence.blocks
-        if length > 1 or not sequence.decodes or len(blocks) > told + 1:
-            return None
         start = sequence.num_scheduled
+        if length > 1 or start < sequence.request.num_prompt or len(blocks) > told + 1:
+            return None
+        if sequence.num_tokens + sequence.num_drawing != start + 1:
+            return None
         ids.append(PENDING if sequence.num_drawing else sequence.output[-1])
         assert sequence.seat is not None, "not in the batch"
         seats.append(sequence.seat)

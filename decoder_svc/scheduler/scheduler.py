@@ -72,8 +72,10 @@ class Scheduler:
         """The next step, or None when nothing can run."""
         chosen: list[tuple[Sequence, int]] = []
         self._starved = self._choose_decodes(chosen, apart=self._limits.depth)
-        budget = StepBudget(self._limits.chunk_tokens, self._limits.share(self._num_prefilling()))
-        self._choose_chunks(self._running, budget, chosen, now)
+        prefilling = [sequence for sequence in self._running if not sequence.decodes]
+        share = self._limits.share(len(prefilling) + len(self._waiting))
+        budget = StepBudget(self._limits.chunk_tokens, share)
+        self._choose_chunks(prefilling, budget, chosen, now)
         while budget.sequences and (admitted := self._admit(now)) is not None:
             self._choose_chunks((admitted,), budget, chosen, now)
         if not chosen and self._limits.ahead:  # fewer sequences than stages: they follow themselves
@@ -171,7 +173,9 @@ class Scheduler:
                 token is not known here.
         """
         running = tuple(self._running)
-        most = self._limits.share(sum(s.decodes or s.in_flight > 0 for s in running))
+        most = len(running)
+        if self._limits.depth > 1:
+            most = self._limits.share(sum(s.in_flight > 0 or s.decodes for s in running))
         latest = self._num_steps + 1 - apart
         for sequence in running:
             if len(chosen) == most:
@@ -182,7 +186,7 @@ class Scheduler:
                 continue
             if sequence.num_drawing and not self._may_follow(sequence, latest):
                 continue
-            if not self._make_room(sequence, 1):
+            if not self._pages.has_room(sequence) and not self._make_room(sequence, 1):
                 return sequence
             self._choose(sequence, 1, chosen)
         return None
@@ -194,7 +198,7 @@ class Scheduler:
             and sequence.num_drawing == 1
             and sequence.last_step <= latest
             and not sequence.is_exhausted
-            and not sequence.request.sampling.needs_host_state
+            and not sequence.request.needs_host_state
         )
 
     def _choose_chunks(
@@ -229,10 +233,6 @@ class Scheduler:
             self._choose(sequence, length, chosen)
             budget.tokens -= length
             budget.sequences -= 1
-
-    def _num_prefilling(self) -> int:
-        """Sequences that a chunk could be taken of, in this step or the next ones."""
-        return sum(not s.decodes for s in self._running) + len(self._waiting)
 
     def _choose(self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]) -> None:
         sequence.last_step = self._num_steps + 1
