@@ -133,7 +133,7 @@ class DecoderBench:
         from torch.profiler import ProfilerActivity, profile
 
         for batch in self._args.batches:
-            answers = [self._engine.ask(p, 200) for p in self._prompts(batch, PROMPT)]
+            answers = [self._engine.ask(p, 400) for p in self._prompts(batch, PROMPT)]
             time.sleep(1.0)
             with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
                 time.sleep(0.15)

@@ -17,31 +17,43 @@ from decoder_svc.runner.seats import SeatTable
 _HEAD_DIMS = (64, 128, 256)
 
 
-def build_attention(
-    name: str, pool: KVPool, seats: SeatTable, *, text: TextConfig, mesh: ParallelMesh
-) -> AttentionBackend:
-    """The backend of that name; `auto` takes flashinfer where it can run.
+def wants_flashinfer(name: str, weight: torch.Tensor, *, head_dim: int) -> bool:
+    """Whether the backend of that name is flashinfer; `auto` takes it where it can run.
+
+    Args:
+        name: auto, flashinfer or reference.
+        weight: One of the model's, for its device and dtype.
+        head_dim: Features of a head.
 
     Raises:
         ValueError: flashinfer was asked for by name and cannot run.
     """
-    hindrance = _hindrance(pool)
-    if name == "reference" or (name == "auto" and hindrance):
-        return ReferenceAttention(pool)
-    if hindrance:
+    if name == "reference":
+        return False
+    hindrance = _hindrance(weight, head_dim)
+    if hindrance and name == "flashinfer":
         raise ValueError(f"--attention-backend flashinfer: {hindrance}")
+    return not hindrance
+
+
+def build_attention(
+    pool: KVPool, seats: SeatTable, *, text: TextConfig, mesh: ParallelMesh
+) -> AttentionBackend:
+    """The backend for pages as they are stored: head by head is flashinfer's way."""
+    if not pool.heads_first:
+        return ReferenceAttention(pool)
     heads = len(mesh.split(text.num_heads, what="attention heads"))
     return FlashInferAttention(pool, num_heads=heads, tables=seats.tables)
 
 
-def _hindrance(pool: KVPool) -> str:
+def _hindrance(weight: torch.Tensor, head_dim: int) -> str:
     """Why flashinfer cannot run, or nothing."""
-    if pool.keys.device.type != "cuda":
+    if weight.device.type != "cuda":
         return "it needs a CUDA device"
-    if pool.keys.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bfloat16 or float16, not {pool.keys.dtype}"
-    if pool.keys.shape[-1] not in _HEAD_DIMS:
-        return f"no kernel for heads of {pool.keys.shape[-1]} features"
+    if weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 or float16, not {weight.dtype}"
+    if head_dim not in _HEAD_DIMS:
+        return f"no kernel for heads of {head_dim} features"
     for package in ("flashinfer", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed"

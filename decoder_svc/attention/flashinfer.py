@@ -28,7 +28,7 @@ class FlashInferAttention(AttentionBackend):
     """Owns workspaces and the plan of the current step; the pages belong to the pool.
 
     Args:
-        pool: Pages of bfloat16 or float16 on a GPU.
+        pool: Pages of bfloat16 or float16 on a GPU, stored head by head.
         num_heads: Query heads of this rank.
         tables: [seats, pages] int32 on the device: block tables by seat.
     """
@@ -46,7 +46,7 @@ class FlashInferAttention(AttentionBackend):
         self._tables = tables
         backend = "fa3" if torch.cuda.get_device_capability(self._device) == _HOPPER else "fa2"
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
-        self._prefill: Any = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        self._prefill: Any = BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=backend)
         # A plan travels from a host buffer that the next one is written to.
         self._plan_is_there = torch.cuda.Event()
         self._workspace = Workspace.allocate(
@@ -88,7 +88,7 @@ class FlashInferAttention(AttentionBackend):
         )
         count = self._num_single
         if self._lookup is None:
-            return self._run_chunks(queries, keys, values, None)
+            return self._run_chunks(layer, queries, None)
         single = paged_decode(
             queries[:count], keys, values, self._lookup, self._scale, self._workspace
         )
@@ -96,7 +96,7 @@ class FlashInferAttention(AttentionBackend):
             return single
         mixed = torch.empty_like(queries)
         mixed[:count] = single
-        self._run_chunks(queries[count:], keys, values, mixed[count:])
+        self._run_chunks(layer, queries[count:], mixed[count:])
         return mixed
 
     def _plan_chunks(self, batch: AttentionBatch, first: int) -> None:
@@ -125,13 +125,10 @@ class FlashInferAttention(AttentionBackend):
         self._plan_is_there.record()
 
     def _run_chunks(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor | None,
+        self, layer: int, queries: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor:
-        mixed: torch.Tensor = self._prefill.run(queries, (keys, values), out=out)
+        pages = (self._pool.stored_keys[layer], self._pool.stored_values[layer])
+        mixed: torch.Tensor = self._prefill.run(queries, pages, out=out)
         return mixed
 
 

@@ -30,7 +30,6 @@ from decoder_svc.engine.messages import (
     ItemReleased,
     PartFailed,
     RedirectPart,
-    RequestDone,
     RequestFailed,
     StepPlan,
     StepResult,
@@ -291,23 +290,11 @@ class EngineCore:
         self._scheduler.finish(sequence)
         self._emit(request, ChoiceDone(sequence.choice, reason, stop_id))
         if not request.live:
-            summary = self._summary(request)
+            summary = request.summary(self._clock())
+            self._metrics.generation_tokens.inc(request.num_sampled)
             logger.info("request %s done: %s", request.request_id, summary)
             self._emit(request, summary)
             self._end(request.request_id)
-
-    def _summary(self, request: Request) -> RequestDone:
-        queue, transfer, prefill, decode = request.clock.phases_ms(self._clock())
-        self._metrics.generation_tokens.inc(request.num_sampled)
-        return RequestDone(
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.num_cached or 0,
-            completion_tokens=request.num_sampled,
-            queue_ms=queue,
-            transfer_ms=transfer,
-            prefill_ms=prefill,
-            decode_ms=decode,
-        )
 
     def _fail(self, request_id: str, error: ChiasmError) -> None:
         request = self._requests.get(request_id)

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from chiasm.plan import Promise
-from decoder_svc.engine.messages import PENDING, AddRequest, FinishReason
+from decoder_svc.engine.messages import PENDING, AddRequest, FinishReason, RequestDone
 from decoder_svc.kv_cache.prefix import MediaSpan, root_key
 from decoder_svc.sampling.params import Draw
 
@@ -165,6 +165,19 @@ class Request:
     def live(self) -> list[Sequence]:
         """Choices that have not finished."""
         return [s for s in self.sequences if s.state is not State.FINISHED]
+
+    def summary(self, now: float) -> RequestDone:
+        """What it took until now."""
+        queue, transfer, prefill, decode = self.clock.phases_ms(now)
+        return RequestDone(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_cached or 0,
+            completion_tokens=self.num_sampled,
+            queue_ms=queue,
+            transfer_ms=transfer,
+            prefill_ms=prefill,
+            decode_ms=decode,
+        )
 
     def position(self, index: int) -> int:
         """The position of a token of text at this index."""

@@ -23,6 +23,8 @@ def page_bytes(
 class KVPool:
     """K and V, each [layers, pages, page size, kv_heads, head_dim], zeroed.
 
+    With `heads_first` a page is stored head by head, so that what a head reads lies together.
+
     Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.
     """
 
@@ -35,14 +37,20 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        heads_first: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.heads_first = heads_first
         kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
         layers = len(stage_layers(config, mesh))
-        shape = (layers, num_blocks, block_size, kv_heads, config.head_dim)
-        self.keys = _zeros(shape, dtype, device)
-        self.values = _zeros(shape, dtype, device)
+        page = (kv_heads, block_size) if heads_first else (block_size, kv_heads)
+        shape = (layers, num_blocks, *page, config.head_dim)
+        self.stored_keys = _zeros(shape, dtype, device)
+        self.stored_values = _zeros(shape, dtype, device)
+        self.keys, self.values = self.stored_keys, self.stored_values
+        if heads_first:
+            self.keys, self.values = self.keys.transpose(2, 3), self.values.transpose(2, 3)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -41,13 +41,21 @@ class Attention(nn.Module):
             self.key_norm.load(reader, f"{name}.k_norm")
 
     def forward(
-        self, hidden: torch.Tensor, angles: Angles, backend: AttentionBackend
+        self,
+        hidden: torch.Tensor,
+        angles: Angles,
+        backend: AttentionBackend,
+        keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[T, hidden] to [T, hidden]; K and V of these tokens are in the pages afterwards."""
+        """[T, hidden] to [T, hidden], or to [S, hidden] of the tokens `keep` [S].
+
+        K and V of all T tokens are in the pages afterwards.
+        """
         qkv = self.qkv(hidden).view(len(hidden), self._heads + 2 * self._kv_heads, self._head_dim)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys, values = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
             qkv = torch.cat((self.query_norm(queries), self.key_norm(keys), values), dim=1)
         mixed = backend.attend(self._layer, qkv, angles)
-        out: torch.Tensor = self.out(mixed.reshape(len(hidden), self._heads * self._head_dim))
+        mixed = mixed.reshape(len(hidden), self._heads * self._head_dim)
+        out: torch.Tensor = self.out(mixed if keep is None else mixed.index_select(0, keep))
         return out

@@ -8,7 +8,7 @@ from torch import nn
 
 from chiasm.kernels.gemv import linear
 from decoder_svc.models.weights import CheckpointReader
-from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.parallel.mesh import ParallelMesh, Shard
 from decoder_svc.parallel.tp import all_gather_features, all_reduce
 
 
@@ -38,7 +38,16 @@ class VocabParallelEmbedding(nn.Module):
         found = F.embedding(local.masked_fill(foreign, 0), self.weight)
         return all_reduce(found.masked_fill(foreign.unsqueeze(-1), 0), self._mesh)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, hidden] to [S, vocab], complete on every rank."""
-        gathered = all_gather_features(linear(hidden, self.weight), self._mesh)
-        return gathered[:, : self._vocab_size]
+    @property
+    def own(self) -> Shard:
+        """The vocabulary rows of this rank that exist."""
+        end = min(self._shard.end, self._vocab_size)
+        return Shard(min(self._shard.begin, end), end, self._vocab_size)
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, hidden] to [S, rows]: logits of this rank's rows, padding included."""
+        return linear(hidden, self.weight)
+
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """Every rank's logits [S, rows] to [S, vocab], complete on every rank."""
+        return all_gather_features(local, self._mesh)[:, : self._vocab_size]

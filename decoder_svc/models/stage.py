@@ -83,8 +83,11 @@ class DecoderLayer(nn.Module):
         update: torch.Tensor | None,
         angles: Angles,
         backend: AttentionBackend,
+        keep: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds to the residual stream [T, hidden] what the layer before has left to add.
+
+        With `keep` [S] only these tokens go on behind the attention.
 
         Returns:
             The residual stream, and what this layer leaves to add to it.
@@ -93,7 +96,9 @@ class DecoderLayer(nn.Module):
             normed = self.attention_norm(residual)
         else:
             residual, normed = self.attention_norm.add(residual, update)
-        mixed = self.attention(normed, angles, backend)
+        mixed = self.attention(normed, angles, backend, keep)
+        if keep is not None:
+            residual = residual.index_select(0, keep)
         if self.attention_out_norm is not None:
             mixed = self.attention_out_norm(mixed)
         residual, normed = self.mlp_norm.add(residual, mixed)
@@ -157,6 +162,7 @@ class DecoderStage(nn.Module):
         positions: torch.Tensor,
         attention: AttentionBackend,
         media: MediaRows | None = None,
+        keep: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, hidden] through the stage's layers.
 
@@ -168,11 +174,18 @@ class DecoderStage(nn.Module):
             positions: [3, T]: time, height, width.
             attention: Where K and V live.
             media: First stage: rows of media, whose further levels are added layer by layer.
+            keep: [S]: tokens that matter behind the stage; None = all.
+
+        Returns:
+            [T, hidden], or [S, hidden] with `keep`.
         """
+        last = len(self.layers) - 1
+        assert keep is None or last >= self.config.deepstack_levels, "media meet a shortened layer"
         angles = self.rotary.angles(positions)
         update = None
         for index, layer in enumerate(self.layers):
-            hidden, update = layer(hidden, update, angles, attention)
+            kept = keep if index == last else None
+            hidden, update = layer(hidden, update, angles, attention, kept)
             if media is not None and index < self.config.deepstack_levels:
                 update = update.index_add(0, media.at, media.level(index + 1))
         assert update is not None, "a stage has at least one layer"
@@ -181,5 +194,15 @@ class DecoderStage(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last stage: [S, hidden] of the tokens that are sampled from to [S, vocab]."""
-        assert self.norm is not None and self.lm_head is not None, "only the last stage has logits"
-        return self.lm_head.logits(self.norm(hidden))
+        return self.head.gather(self.local_logits(hidden))
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Last stage: the same of this rank's part of the vocabulary, [S, its rows]."""
+        assert self.norm is not None, "only the last stage has logits"
+        return self.head.local_logits(self.norm(hidden))
+
+    @property
+    def head(self) -> VocabParallelEmbedding:
+        """Last stage: the lm_head."""
+        assert self.lm_head is not None, "only the last stage has an lm_head"
+        return self.lm_head

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from chiasm.kernels.argmax import greedy
 from chiasm.kernels.paged_decode import Lookup
 from decoder_svc.attention.base import AttentionBackend, DecodeStep
 from decoder_svc.engine.messages import NO_PAGE, PENDING
@@ -21,6 +20,7 @@ from decoder_svc.models.stage import DecoderStage
 from decoder_svc.runner.rows import Ints
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
+from decoder_svc.sampling.greedy import Greedy
 from decoder_svc.staging import stage
 
 _SMALL = (1, 2, 4, 8)
@@ -40,7 +40,7 @@ class DecodeOutput:
     hidden: torch.Tensor
     """[S, hidden]: behind the stage's last layer."""
     logits: torch.Tensor | None
-    """[S, vocab], on the last stage."""
+    """[S, rows] of this rank's part of the vocabulary, on the last stage."""
     drawn: Drawn | None
     """The likeliest tokens, on the last stage; the seats have them already."""
 
@@ -59,7 +59,7 @@ class DecodeGraph:
         model: The stage.
         attention: Its backend.
         seats: Where block tables and last tokens are.
-        masked: Token ids that are never drawn.
+        greedy: Draws, on the last stage.
         block_size: Tokens of a page.
     """
 
@@ -70,11 +70,11 @@ class DecodeGraph:
         model: DecoderStage,
         attention: AttentionBackend,
         seats: SeatTable,
-        masked: torch.Tensor,
+        greedy: Greedy | None,
         block_size: int,
     ) -> None:
         self._model, self._attention, self._seats = model, attention, seats
-        self._masked, self._block_size = masked, block_size
+        self._greedy, self._block_size = greedy, block_size
         weight = next(model.parameters())
         self._numbers = torch.zeros(6, size, dtype=torch.int32, device=weight.device)
         width = model.config.hidden_size
@@ -131,10 +131,11 @@ class DecodeGraph:
         hidden = self._model(hidden, position.expand(3, -1), self._attention)
         if not self._model.mesh.is_last_stage:
             return DecodeOutput(hidden, None, None)
-        logits = self._model.logits(hidden)
-        tokens, _, finite = greedy(logits, self._masked)
-        self._seats.note(row, tokens)
-        return DecodeOutput(hidden, logits, Drawn(tokens, finite))
+        assert self._greedy is not None, "the last stage draws"
+        logits = self._model.local_logits(hidden)
+        drawn = self._greedy.draw(logits)
+        self._seats.note(row, drawn.tokens)
+        return DecodeOutput(hidden, logits, drawn)
 
 
 class DecodeGraphs:
@@ -145,7 +146,7 @@ class DecodeGraphs:
         model: The stage.
         attention: A backend that can be captured.
         seats: Where block tables and last tokens are.
-        masked: Token ids that are never drawn.
+        greedy: Draws, on the last stage.
         block_size: Tokens of a page.
     """
 
@@ -156,7 +157,7 @@ class DecodeGraphs:
         model: DecoderStage,
         attention: AttentionBackend,
         seats: SeatTable,
-        masked: torch.Tensor,
+        greedy: Greedy | None,
         block_size: int,
     ) -> None:
         self._sizes = sizes
@@ -167,7 +168,7 @@ class DecodeGraphs:
                 model=model,
                 attention=attention,
                 seats=seats,
-                masked=masked,
+                greedy=greedy,
                 block_size=block_size,
             )
             for size in sizes

@@ -10,7 +10,7 @@ import torch
 from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
 from chiasm.rows import RowFormat
-from decoder_svc.attention.choice import build_attention
+from decoder_svc.attention.choice import build_attention, wants_flashinfer
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.kv_cache.pool import KVPool, page_bytes
 from decoder_svc.models.stage import DecoderStage
@@ -23,6 +23,7 @@ from decoder_svc.runner.model_runner import ModelRunner
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.grammar import GrammarCompiler
 from decoder_svc.sampling.grammar_masks import GrammarMasks
+from decoder_svc.sampling.greedy import Greedy
 from decoder_svc.sampling.sampler import Sampler
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -162,11 +163,17 @@ def build_runner(
     device = weight.device
     block_size = config.memory.block_size
     pool = KVPool(
-        text, mesh, num_blocks=num_blocks, block_size=block_size, dtype=weight.dtype, device=device
+        text,
+        mesh,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=weight.dtype,
+        device=device,
+        heads_first=wants_flashinfer(config.attention_backend, weight, head_dim=text.head_dim),
     )
     longest = min(config.max_model_len or text.max_positions, num_blocks * block_size)
     seats = SeatTable(config.scheduler.max_running_requests, -(-longest // block_size) + 1, device)
-    attention = build_attention(config.attention_backend, pool, seats, text=text, mesh=mesh)
+    attention = build_attention(pool, seats, text=text, mesh=mesh)
     masks = GrammarMasks(grammars, text.masked_token_ids)
     sampler = Sampler(text.masked_token_ids, device=device, grammars=masks)
     runner = ModelRunner(
@@ -181,11 +188,16 @@ def build_runner(
             model=model,
             attention=attention,
             seats=seats,
-            masked=sampler.masked,
+            greedy=_greedy(model, device) if mesh.is_last_stage else None,
             block_size=block_size,
         )
         runner.graphs.capture()
     return runner
+
+
+def _greedy(model: DecoderStage, device: torch.device) -> Greedy:
+    masked = model.config.masked_token_ids
+    return Greedy(model.head.own, masked, mesh=model.mesh, device=device)
 
 
 def slab_rows(view: memoryview, rows: RowFormat) -> torch.Tensor:

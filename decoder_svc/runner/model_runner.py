@@ -102,14 +102,16 @@ class ModelRunner:
         self._attention.plan(inputs.batch, inputs.slots)
         media = self._media(inputs)
         entered = self._enter(inputs, media)
-        hidden = self._model(entered, inputs.positions, self._attention, media)
-        if not self._model.mesh.is_last_stage:
+        is_last = self._model.mesh.is_last_stage
+        keep = self._kept(inputs) if is_last else None
+        hidden = self._model(entered, inputs.positions, self._attention, media, keep)
+        if not is_last:
             self._pass_on(plan, hidden, inputs.drawing_seats)
             return None
         drawn = None
         draws = [s.draw for s in plan.sequences if s.draw is not None]
         if draws:  # every peer holds a part of the vocabulary
-            logits = self._model.logits(hidden.index_select(0, inputs.draws_at))
+            logits = self._model.logits(hidden)
             if self.ahead or self._model.mesh.tp_rank == 0:
                 drawn = self._sample(logits, draws)
                 self._keep(drawn, inputs.drawing_seats)
@@ -128,11 +130,16 @@ class ModelRunner:
         drawn, logits = output.drawn, output.logits
         assert drawn is not None and logits is not None, "the last stage draws"
         if rows.draws:
-            drawn = self._sample(logits, rows.draws)
+            drawn = self._sample(self._model.head.gather(logits), rows.draws)
             self._keep(drawn, stage(drawing_seats(plan), self._device))
         elif self.returns is not None:
             self.returns.send(drawn.tokens)
         return self._tell(plan, drawn)
+
+    def _kept(self, inputs: StepInputs) -> torch.Tensor:
+        """The tokens that matter behind the last layer: those that are drawn from, at least one."""
+        at = inputs.draws_at
+        return at if len(at) else torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def _enter(self, inputs: StepInputs, media: MediaRows | None) -> torch.Tensor:
         """[T, hidden] as the stage begins: embedded, or from the stage before."""

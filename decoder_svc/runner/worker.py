@@ -146,7 +146,7 @@ class ResultThread:
             while True:
                 self._voice.say(self._outcomes.get().wait())
                 self._num_told += 1
-        except Exception:  # whatever it is, this process ends: the engine starts all ranks anew
+        except (OSError, RuntimeError, ValueError):
             logger.exception("a step's result was lost")
         finally:
             os._exit(1)

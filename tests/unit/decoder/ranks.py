@@ -16,6 +16,7 @@ from decoder_svc.kv_cache.pool import KVPool
 from decoder_svc.models.stage import MediaRows
 from decoder_svc.parallel import ParallelMesh
 from decoder_svc.runner.loading import Placement, load_stage
+from decoder_svc.sampling.greedy import Greedy
 
 CPU = Placement(torch.device("cpu"), torch.float32)
 TOKENS = 12
@@ -41,7 +42,14 @@ def run_stage(model_dir: Path, mesh: ParallelMesh, hidden: torch.Tensor | None) 
         ids[-1] = text.vocab_size - 1  # of the last rank's part
         hidden = model.embed(ids, MediaRows(torch.tensor([3, 4]), rows, text.hidden_size))
     hidden = model(hidden, torch.arange(TOKENS).expand(3, -1), attention)
-    return model.logits(hidden) if mesh.is_last_stage else hidden
+    if not mesh.is_last_stage:
+        return hidden
+    logits = model.logits(hidden)
+    greedy = Greedy(model.head.own, (7, text.vocab_size - 1), mesh=mesh, device=CPU.device)
+    allowed = logits.clone()
+    allowed[:, [7, text.vocab_size - 1]] = float("-inf")
+    assert torch.equal(greedy.draw(model.local_logits(hidden)).tokens, allowed.argmax(-1))
+    return logits
 
 
 def run_rank(
