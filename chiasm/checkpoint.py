@@ -75,6 +75,27 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """config.json, with what the layout of InternVL's authors calls or keeps otherwise put right.
+
+    Raises:
+        ValueError: No such file, or no JSON; or a placeholder that the tokenizer lacks.
+    """
+    config = read_json(model_dir / "config.json")
+    if "llm_config" not in config:
+        return config
+    token_id = config.get("image_token_id", _added_token(model_dir, "<IMG_CONTEXT>"))
+    return {**config, "text_config": config["llm_config"], "image_token_id": token_id}
+
+
+def _added_token(model_dir: Path, name: str) -> int:
+    tokenizer = read_json(model_dir / "tokenizer.json")
+    for token in tokenizer.get("added_tokens") or ():
+        if token["content"] == name:
+            return int(token["id"])
+    raise ValueError(f"{model_dir / 'tokenizer.json'} has no token {name}")
+
+
 def weight_files(model_dir: Path, *, wanted: Wanted = every_tensor) -> tuple[Path, ...]:
     """The files that hold a checkpoint's tensors, each once, sorted.
 

@@ -20,7 +20,16 @@ from chiasm.checkpoint import read_json, weight_files
 
 DIGEST_BYTES = 32
 """Every digest of the contract is a SHA-256."""
-TOWER_PREFIXES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.", "mlp1.")
+TOWER_PREFIXES = (
+    *("visual.", "model.visual."),
+    *(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ),
+    *("vision_model.", "mlp1."),
+)
 """Tensors with these names, in any supported checkpoint layout, belong to the vision tower."""
 
 _PIXELS_VERSION = "pixels-1"  # raise when encoder_svc turns the same bytes into other pixels

@@ -155,7 +155,7 @@ class Intake:
                 )
 
     def _positions(self, num_tokens: int, promises: tuple[Promise, ...]) -> tuple[bytes, int]:
-        if not promises:
+        if not promises or not self._text.mrope_section:
             return b"", 0
         positions = prompt_positions(
             num_tokens,

@@ -24,11 +24,18 @@ class Geometry:
     temporal_patch: int
     merge: int
     channels: int = 3
+    tile: int = 0
+    """Patches along a tile, where every temporal group is one; 0 = groups of any size."""
 
     @property
     def patch_values(self) -> int:
         """Numbers in one flattened patch."""
         return self.channels * self.temporal_patch * self.patch * self.patch
+
+    def blank(self, times: int) -> Grid:
+        """A grid that a tower of this geometry takes: so many merge cells a side, or one tile."""
+        side = self.tile or times * self.merge
+        return Grid(1, side, side)
 
     def rows(self, patches: int) -> int:
         """Rows that so many patches merge into."""
@@ -101,7 +108,9 @@ def resolve_run(geometry: Geometry, plan: MediaPlan, frames: Span | None, rows: 
 
 def _check_grid(geometry: Geometry, plan: MediaPlan, grid: Grid) -> None:
     size = (grid.h * geometry.patch, grid.w * geometry.patch)
-    if size != (plan.resized_height, plan.resized_width):
+    if geometry.tile:
+        _check_tiles(geometry, plan, grid)
+    elif size != (plan.resized_height, plan.resized_width):
         raise InvalidRequest(
             f"a grid of {grid.h}x{grid.w} patches does not make "
             f"{plan.resized_height}x{plan.resized_width} pixels"
@@ -113,10 +122,28 @@ def _check_grid(geometry: Geometry, plan: MediaPlan, grid: Grid) -> None:
             f"the grid makes {geometry.rows(grid.patches)} rows, the plan says {plan.num_rows}"
         )
     frames = len(plan.frame_indices) if plan.modality is Modality.VIDEO else 1
-    if grid.t != -(-frames // geometry.temporal_patch):
+    tiled = geometry.tile and plan.modality is Modality.IMAGE
+    if not tiled and grid.t != -(-frames // geometry.temporal_patch):
         raise InvalidRequest(f"{frames} frames do not make {grid.t} temporal groups")
     if min(plan.source_height, plan.source_width) < 1:
         raise InvalidRequest("the plan has no source size")
+
+
+def _check_tiles(geometry: Geometry, plan: MediaPlan, grid: Grid) -> None:
+    """Groups are tiles of the resized picture, row by row, and perhaps the whole of it as one."""
+    side = geometry.tile * geometry.patch
+    rows, columns = plan.resized_height // side, plan.resized_width // side
+    if (rows * side, columns * side) != (plan.resized_height, plan.resized_width):
+        raise InvalidRequest(
+            f"{plan.resized_height}x{plan.resized_width} pixels are no tiles of {side}"
+        )
+    if (grid.h, grid.w) != (geometry.tile, geometry.tile):
+        raise InvalidRequest(f"a tile has {geometry.tile} patches a side, not {grid.h}x{grid.w}")
+    tiles = rows * columns
+    if plan.modality is Modality.VIDEO and tiles != 1:
+        raise InvalidRequest("a frame is one tile")
+    if plan.modality is Modality.IMAGE and not tiles <= grid.t <= tiles + (tiles > 1):
+        raise InvalidRequest(f"{tiles} tiles do not make {grid.t} groups")
 
 
 def _frame_run(geometry: Geometry, plan: MediaPlan, grid: Grid, frames: Span | None) -> Run:

@@ -48,6 +48,7 @@ class Processor:
         if image.geometry != video.geometry:
             raise ValueError("the processor files give pictures and clips different patch sizes")
         self.geometry: Geometry = image.geometry
+        self._resample = image.resample
         self._image = make(image)
         self._video = make(video)
 
@@ -56,7 +57,7 @@ class Processor:
     ) -> Iterator[PreparedUnit]:
         """See `encoder_svc.work.Preprocessor`."""
         if job.plan.modality is Modality.IMAGE:
-            yield self._picture(job, units[0])
+            yield from self._tiled(job, units) if self.geometry.tile else self._picture(job, units)
             return
         frames = self._frames(job, units, cancelled)
         for unit in units:
@@ -68,12 +69,27 @@ class Processor:
                 substituted_frames=sum(substituted for _, substituted in taken),
             )
 
-    def _picture(self, job: EncodeJob, unit: Unit) -> PreparedUnit:
-        plan = job.plan
-        picture = decode_image(
-            job.media, plan.media_type, height=plan.source_height, width=plan.source_width
-        )
-        return PreparedUnit(self._image.patchify([self._resize(picture, plan)]), unit.grid)
+    def _picture(self, job: EncodeJob, units: Sequence[Unit]) -> Iterator[PreparedUnit]:
+        picture = _decoded(job)
+        (unit,) = units
+        yield PreparedUnit(self._image.patchify([self._resize(picture, job.plan)]), unit.grid)
+
+    def _tiled(self, job: EncodeJob, units: Sequence[Unit]) -> Iterator[PreparedUnit]:
+        """Tiles of the resized picture row by row, then perhaps the whole of it as one more."""
+        plan, picture = job.plan, _decoded(job)
+        side = self.geometry.tile * self.geometry.patch
+        canvas = picture.resize((plan.resized_width, plan.resized_height), self._resample)
+        tiles = [
+            canvas.crop((left, top, left + side, top + side))
+            for top in range(0, plan.resized_height, side)
+            for left in range(0, plan.resized_width, side)
+        ]
+        if plan.grids[0].t > len(tiles):
+            tiles.append(picture)
+        for unit in units:
+            own = tiles[unit.begin : unit.end]
+            made = [self._image.resize(tile, height=side, width=side) for tile in own]
+            yield PreparedUnit(self._image.patchify(made), unit.grid)
 
     def _frames(
         self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
@@ -132,6 +148,13 @@ class Processor:
     def _resize(self, picture: Image.Image, plan: MediaPlan, *, video: bool = False) -> Any:
         patchifier = self._video if video else self._image
         return patchifier.resize(picture, height=plan.resized_height, width=plan.resized_width)
+
+
+def _decoded(job: EncodeJob) -> Image.Image:
+    plan = job.plan
+    return decode_image(
+        job.media, plan.media_type, height=plan.source_height, width=plan.source_width
+    )
 
 
 def _stop_if(cancelled: threading.Event) -> None:

@@ -21,7 +21,6 @@ from chiasm.config import EncoderConfig
 from chiasm.digest import is_tower_tensor, processor_digest, tower_digest
 from chiasm.handshake import CONTRACT
 from chiasm.metrics_port import serve_metrics
-from chiasm.plan import Grid
 from chiasm.server import Server, advertised_address, until_signal
 from chiasm.telemetry import EncoderMetrics
 from chiasm.tls import peer_tls
@@ -156,7 +155,7 @@ def load_parts(config: EncoderConfig) -> Parts:
         runner.keep = transfer.arena.keep
     parts = Parts(
         runner=runner,
-        processor=Processor(*read_settings(model_dir), make),
+        processor=Processor(*read_settings(model_dir, runner.geometry), make),
         tower_digest=tower_digest(model_dir, full=config.digest == "full"),
         processor_digest=processor_digest(model_dir),
         transfer=transfer,
@@ -178,9 +177,8 @@ def _second_level(config: EncoderConfig, runner: TowerRunner) -> SecondLevel | N
 def warm_up(runner: TowerRunner) -> None:
     """Runs the smallest picture, and on a GPU a larger one, so that the first request finds every
     kernel compiled. Raises ValueError when a blank picture has no finite rows."""
-    cells = [1, _WARM_CELLS] if runner.device.type == "cuda" else [1]
-    for side in cells:
-        grid = Grid(1, side * runner.geometry.merge, side * runner.geometry.merge)
+    times = [1, _WARM_CELLS] if runner.device.type == "cuda" else [1]
+    for grid in map(runner.geometry.blank, times):
         patches = np.zeros((grid.patches, runner.geometry.patch_values), dtype=np.float32)
         (outcome,) = runner.run([PreparedUnit(patches, grid)], segment_rows=4096)
         if isinstance(outcome, RunFailure):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +57,10 @@ class ChatTemplate:
         """Whether `content` may be a string; else it must be a list of parts."""
         return self._takes_text
 
+    def shows(self, part: dict[str, str], found: Callable[[str], Any]) -> bool:
+        """Whether `found` finds something in what becomes of a message of this one part."""
+        return bool(found(self._try({"role": "user", "content": [part]})))
+
     @property
     def reserved(self) -> frozenset[str]:
         """Names a request must not set."""
@@ -90,6 +94,7 @@ class ChatTemplate:
             ) from error
 
     def _try(self, message: dict[str, Any]) -> str:
+        """What becomes of one message; nothing where the template refuses it."""
         try:
             return self.render([message])
         except InvalidRequest:

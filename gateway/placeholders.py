@@ -6,12 +6,14 @@ around it is split. Knows nothing of token ids.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from chiasm.plan import Modality
+from gateway.specials import MARKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,14 @@ class Places:
     """
 
     def __init__(self, tokens: Mapping[str, Modality]) -> None:
-        self._tokens = dict(tokens)
-        names = "|".join(map(re.escape, self._tokens))
-        self._any = re.compile(names or r"(?!)")
+        self._marks = dict(zip(Modality, MARKS, strict=True))
+        self._tokens = {**tokens, **{mark: kind for kind, mark in self._marks.items()}}
+        self._names = {kind: name for name, kind in reversed(list(tokens.items()))}
+        self._any = re.compile("|".join(map(re.escape, self._tokens)))
+
+    def mark(self, modality: Modality) -> str:
+        """What stands for a medium in the text of a message, for templates that take text only."""
+        return self._marks[modality] + "\n"
 
     def modalities(self, text: str) -> list[Modality]:
         """What the placeholders in a rendered chat stand for, in order."""
@@ -50,12 +57,12 @@ class Places:
 
     def fill(self, text: str, scripts: Sequence[Script] | None) -> str:
         """The chat with one placeholder token for each run, and the scripts' text around them."""
-        if not scripts or not any(scripts):
-            return text
-        left = iter(scripts)
+        left = iter(scripts or itertools.repeat(()))
         return self._any.sub(lambda match: self._written(match.group(), next(left)), text)
 
     def _written(self, token: str, script: Script) -> str:
+        kind = self._tokens[token]
+        token = self._names.get(kind, token) if token in MARKS else token
         if not script:
             return token
         return "".join(

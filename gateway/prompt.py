@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chiasm.checkpoint import read_json
+from chiasm.checkpoint import read_config, read_json
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality, Span
 from gateway.chat_template import ChatTemplate
@@ -68,13 +68,15 @@ class PromptBuilder:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        config = read_json(model_dir / "config.json")
+        config = read_config(model_dir)
         self.vocabulary = Vocabulary(model_dir)
         self._template = ChatTemplate.from_dir(model_dir)
         family = str(config.get("model_type"))
         self.dialect = Dialect.of(family, self._template.source, self._quote)
         self._kinds = _placeholders(config)
-        self._places = Places({self.vocabulary.name_of(i): kind for i, kind in self._kinds.items()})
+        names = {self.vocabulary.name_of(i): kind for i, kind in self._kinds.items()}
+        self._places = Places({**names, **_named_places(model_dir)})
+        self._takes_media = self._template.shows({"type": "image"}, self._places.modalities)
         text = config.get("text_config") or {}
         self.vocab_size = int(
             text.get("vocab_size") or config.get("vocab_size") or self.vocabulary.size
@@ -100,7 +102,8 @@ class PromptBuilder:
         Raises:
             InvalidRequest: The template refuses the messages, or has no slot for one of the media.
         """
-        text = self._render(messages, form)
+        bare = scripts is not None and all(scripts) and not self._takes_media
+        text = self._render(messages, form, bare=bare)
         self._check_length(text, limit, "messages")
         media = [
             part.modality
@@ -177,7 +180,8 @@ class PromptBuilder:
         ids = map(self.vocabulary.added_id, self.dialect.tags)
         return frozenset(i for i in ids if i is not None)
 
-    def _render(self, messages: Sequence[Message], form: TurnForm) -> str:
+    def _render(self, messages: Sequence[Message], form: TurnForm, *, bare: bool) -> str:
+        """With `bare`, media stand in plain text: their scripts bring what encloses them."""
         specials = self.vocabulary.specials
         for name in form.options:
             if name in self._template.reserved:
@@ -185,7 +189,11 @@ class PromptBuilder:
         if form.tools and self.dialect.tools is None:
             raise InvalidRequest("the model's chat template takes no tools", param="tools")
         takes_text = self._template.takes_text
-        turns = [turn_of(message, specials, takes_text=takes_text) for message in messages]
+        in_text = self._places.mark if bare and takes_text else None
+        turns = [
+            turn_of(message, specials, takes_text=takes_text, in_text=in_text)
+            for message in messages
+        ]
         mark = f"\ufdd2{secrets.token_hex(8)}\ufdd2"
         if form.continue_final:
             turns[-1] = left_open(turns[-1], mark)
@@ -227,6 +235,15 @@ def _placeholders(config: Mapping[str, Any]) -> dict[int, Modality]:
             if isinstance(token_id, int):
                 kinds.setdefault(token_id, modality)
     return kinds
+
+
+def _named_places(model_dir: Path) -> dict[str, Modality]:
+    """Placeholders that the tokenizer's file names: such as stand in templates and nowhere else."""
+    file = read_json(model_dir / "tokenizer_config.json", optional=True)
+    more = file.get("extra_special_tokens")
+    named = {**file, **(more if isinstance(more, dict) else {})}
+    found = {kind: named.get(f"{kind.value}_token") for kind in Modality}
+    return {name: kind for kind, name in found.items() if isinstance(name, str)}
 
 
 def _no_slot(messages: Sequence[Message]) -> InvalidRequest:

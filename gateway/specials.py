@@ -14,7 +14,9 @@ from typing import Any
 
 _BREAK = "\ufdd0"
 _SEAL = "\ufdd1"
-_RESERVED = str.maketrans({_BREAK: "\ufffd", _SEAL: "\ufffd"})
+MARKS = ("\ufdd4", "\ufdd5")
+"""Stand for media in text that a template is given; user text may not hold them either."""
+_RESERVED = str.maketrans(dict.fromkeys((_BREAK, _SEAL, *MARKS), "\ufffd"))
 
 
 class SpecialTokens:

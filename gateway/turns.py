@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from chiasm.plan import Modality
 from gateway.messages import ChatJob, Message, TextPart, Tool, ToolCall, ToolChoice
 from gateway.specials import SpecialTokens
 
@@ -36,10 +37,23 @@ class TurnForm:
         )
 
 
-def turn_of(message: Message, specials: SpecialTokens, *, takes_text: bool) -> dict[str, Any]:
-    """One message; `takes_text` says whether content may be a plain string."""
+def turn_of(
+    message: Message,
+    specials: SpecialTokens,
+    *,
+    takes_text: bool,
+    in_text: Callable[[Modality], str] | None = None,
+) -> dict[str, Any]:
+    """One message.
+
+    Args:
+        message: The message.
+        specials: Guards its strings.
+        takes_text: Whether content may be a plain string.
+        in_text: How a medium stands in one, for templates that take nothing else.
+    """
     guard = specials.guard
-    content = _content(message, specials, takes_text=takes_text)
+    content = _content(message, specials, takes_text=takes_text, in_text=in_text)
     turn: dict[str, Any] = {"role": message.role.value, "content": content}
     if message.tool_calls:
         turn["tool_calls"] = [_call(call, specials) for call in message.tool_calls]
@@ -61,11 +75,20 @@ def left_open(turn: dict[str, Any], mark: str) -> dict[str, Any]:
 
 
 def _content(
-    message: Message, specials: SpecialTokens, *, takes_text: bool
+    message: Message,
+    specials: SpecialTokens,
+    *,
+    takes_text: bool,
+    in_text: Callable[[Modality], str] | None,
 ) -> str | list[dict[str, str]]:
     texts = [part.text for part in message.parts if isinstance(part, TextPart)]
     if len(texts) == len(message.parts) and takes_text:
         return specials.guard("".join(texts))
+    if in_text is not None:
+        return "".join(
+            specials.guard(part.text) if isinstance(part, TextPart) else in_text(part.modality)
+            for part in message.parts
+        )
     return [
         {"type": "text", "text": specials.guard(part.text)}
         if isinstance(part, TextPart)

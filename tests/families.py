@@ -7,6 +7,7 @@ where they differ. Norms and biases are drawn too: one that is forgotten is seen
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests import torchvision_ops
 from tests.checkpoints import DEMO
@@ -30,7 +32,21 @@ _GLM_TOKENS = {
     "<|box_start|>": "<|begin_of_video|>",
     "<|box_end|>": "<|end_of_video|>",
 }
-_CLIP_IN_TEMPLATE = "<|vision_start|><|video_pad|><|vision_end|>"
+_SLOTS = tuple(f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video"))
+_GLM_SLOTS = ("", "<|box_start|><|video_pad|><|box_end|>")
+_INTERN_TOKENS = {
+    "<|image_pad|>": "<IMG_CONTEXT>",
+    "<|video_pad|>": "<video>",
+    "<|vision_start|>": "<img>",
+    "<|vision_end|>": "</img>",
+}
+_INTERN_SLOTS = (r"<|image_pad|>\n", r"<|video_pad|>\n")
+_INTERN_MORE = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
 _HALF = [0.5, 0.5, 0.5]
 _CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 _CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
@@ -48,6 +64,13 @@ class Family:
     processor: str
     tokens: Mapping[str, str] = field(default_factory=dict)
     """The family's special tokens, each in place of one of the demo tokenizer's."""
+    slots: tuple[str, str] = ("", "")
+    """How the family's templates mark a picture and a clip, where that is not Qwen's way."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of tokenizer_config.json and processor_config.json."""
+    tiled: bool = False
+    native: bool = False
+    """Saved in the layout of InternVL's authors; transformers' own lies beside it, in hf/."""
     fills_up: bool = False
     """Whether the reference's frame sampler repeats the last frame of an odd number itself."""
     deepstack: bool = False
@@ -86,20 +109,105 @@ def save_tiny(
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.3)
-    model.to(torch.float32).save_pretrained(target)
+    model.to(torch.float32).save_pretrained(target / "hf" if family.native else target)
     _add_processor(family, target)
+    if family.native:
+        _add_processor(family, target / "hf")
+        _to_authors_layout(target / "hf", target)
     return target
+
+
+def _to_authors_layout(source: Path, target: Path) -> None:
+    """transformers' InternVL as its authors lay it out."""
+    config = json.loads((source / "config.json").read_text())
+    vision = config["vision_config"]
+    native = {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "downsample_ratio": 0.5,
+        "dynamic_image_size": True,
+        "max_dynamic_patch": 12,
+        "min_dynamic_patch": 1,
+        "use_thumbnail": True,
+        "ps_version": "v2",
+        "select_layer": -1,
+        "tie_word_embeddings": False,
+        "llm_config": {**config["text_config"], "architectures": ["Qwen2ForCausalLM"]},
+        "vision_config": {
+            "hidden_size": vision["hidden_size"],
+            "intermediate_size": vision["intermediate_size"],
+            "num_hidden_layers": vision["num_hidden_layers"],
+            "num_attention_heads": vision["num_attention_heads"],
+            "image_size": vision["image_size"][0],
+            "patch_size": vision["patch_size"][0],
+            "qkv_bias": True,
+            "qk_normalization": False,
+            "norm_type": "layer_norm",
+            "layer_norm_eps": vision["layer_norm_eps"],
+        },
+    }
+    (target / "config.json").write_text(json.dumps(native))
+    stored = load_file(source / "model.safetensors")
+    tensors = {}
+    for name, tensor in stored.items():
+        if match := _QKV.fullmatch(name):
+            if match[2] == "q":
+                parts = (stored[f"{match[1]}.attention.{p}_proj.{match[3]}"] for p in "qkv")
+                tensors[f"{_native_name(match[1])}.attn.qkv.{match[3]}"] = torch.cat([*parts])
+        else:
+            tensors[_native_name(name)] = tensor
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    template = target / "chat_template.jinja"
+    template.write_text(_TEXT_TEMPLATE)
+
+
+def _native_name(name: str) -> str:
+    for theirs, authors in _NATIVE_NAMES:
+        name = name.replace(theirs, authors)
+    return name
+
+
+_QKV = re.compile(r"(.*)\.attention\.([qkv])_proj\.(weight|bias)")
+_NATIVE_NAMES = (
+    ("vision_tower.", "vision_model."),
+    ("encoder.layer.", "encoder.layers."),
+    ("embeddings.cls_token", "embeddings.class_embedding"),
+    ("position_embeddings", "position_embedding"),
+    ("patch_embeddings.projection", "patch_embedding"),
+    ("attention.projection_layer", "attn.proj"),
+    ("layernorm_before", "norm1"),
+    ("layernorm_after", "norm2"),
+    ("lambda_", "ls"),
+    ("multi_modal_projector.layer_norm", "mlp1.0"),
+    ("multi_modal_projector.linear_1", "mlp1.1"),
+    ("multi_modal_projector.linear_2", "mlp1.3"),
+)
+# A template that takes text only, as older checkpoints of the authors' layout have it.
+_TEXT_TEMPLATE = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant."
+    "<|im_end|>\n{% endif %}{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 
 def _add_processor(family: Family, target: Path) -> None:
     shutil.copyfile(DEMO / "generation_config.json", target / "generation_config.json")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         text = (DEMO / file).read_text()
-        if file.endswith("jinja") and family.tokens:
-            text = text.replace(_CLIP_IN_TEMPLATE, "<|box_start|><|video_pad|><|box_end|>")
+        if file.endswith("jinja"):
+            for ours, theirs in zip(_SLOTS, family.slots, strict=True):
+                text = text.replace(ours, theirs or ours)
         for ours, theirs in family.tokens.items():
             text = text.replace(ours, theirs)
         (target / file).write_text(text)
+    if family.more:
+        path = target / "tokenizer_config.json"
+        path.write_text(
+            json.dumps({**json.loads(path.read_text()), "extra_special_tokens": family.more})
+        )
+        sizes = {"processor_class": family.processor, "image_seq_length": 4}
+        (target / "processor_config.json").write_text(json.dumps(sizes))
     for file, content in (
         ("preprocessor_config.json", family.image),
         ("video_preprocessor_config.json", family.video),
@@ -236,6 +344,33 @@ def _glm_moe(demo: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+def _intern(demo: dict[str, Any], kind: str = "qwen2", **changes: Any) -> dict[str, Any]:
+    text = _text(demo, model_type=kind, **changes)
+    if kind == "qwen2":
+        del text["head_dim"]
+    return {
+        "text_config": text,
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+            "attention_bias": True,
+            "initializer_range": 0.12,
+        },
+        "image_token_id": demo["image_token_id"],
+        "image_seq_length": 4,
+    }
+
+
+def _intern3(demo: dict[str, Any]) -> dict[str, Any]:
+    made = _intern(demo, "qwen3")
+    made["vision_config"] |= {"use_qk_norm": True, "norm_type": "rms_norm"}
+    return made
+
+
 def _pixels(kind: str, low: int, high: int, patch: int, **more: Any) -> dict[str, Any]:
     return {
         kind: more.pop("type"),
@@ -282,6 +417,21 @@ _GLM_VIDEO = _pixels(
 _GLM46_IMAGE = {**_GLM_IMAGE, "image_processor_type": "Glm46VImageProcessor"}
 _GLM46_VIDEO = {**_GLM_VIDEO, "video_processor_type": "Glm46VVideoProcessor"}
 
+_TILE = {"height": 56, "width": 56}
+_INTERN_IMAGE = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "crop_to_patches": True,
+    "max_patches": 12,
+    "min_patches": 1,
+    "size": _TILE,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "resample": 3,
+}
+_INTERN_VIDEO = {**_INTERN_IMAGE, "num_frames": 8}
+del _INTERN_VIDEO["image_processor_type"], _INTERN_VIDEO["crop_to_patches"]
+_INTERN_VIDEO["video_processor_type"] = "InternVLVideoProcessor"
+
 FAMILIES: dict[str, Family] = {
     "Qwen2.5-VL": Family(
         "Qwen2_5_VLForConditionalGeneration",
@@ -314,6 +464,7 @@ FAMILIES: dict[str, Family] = {
         _GLM_VIDEO,
         "Glm4vProcessor",
         _GLM_TOKENS,
+        _GLM_SLOTS,
         fills_up=True,
     ),
     "GLM-4.5V": Family(
@@ -323,6 +474,7 @@ FAMILIES: dict[str, Family] = {
         _GLM_VIDEO,
         "Glm4vProcessor",
         _GLM_TOKENS,
+        _GLM_SLOTS,
         fills_up=True,
         moe=True,
     ),
@@ -333,6 +485,41 @@ FAMILIES: dict[str, Family] = {
         _GLM46_VIDEO,
         "Glm46VProcessor",
         _GLM_TOKENS,
+        _GLM_SLOTS,
         fills_up=True,
+    ),
+    "InternVL3": Family(
+        "InternVLForConditionalGeneration",
+        _intern,
+        _INTERN_IMAGE,
+        _INTERN_VIDEO,
+        "InternVLProcessor",
+        _INTERN_TOKENS,
+        _INTERN_SLOTS,
+        _INTERN_MORE,
+        tiled=True,
+    ),
+    "InternVL3.5": Family(
+        "InternVLForConditionalGeneration",
+        _intern3,
+        _INTERN_IMAGE,
+        _INTERN_VIDEO,
+        "InternVLProcessor",
+        _INTERN_TOKENS,
+        _INTERN_SLOTS,
+        _INTERN_MORE,
+        tiled=True,
+    ),
+    "InternVL3 (authors')": Family(
+        "InternVLForConditionalGeneration",
+        _intern,
+        _INTERN_IMAGE,
+        _INTERN_VIDEO,
+        "InternVLProcessor",
+        _INTERN_TOKENS,
+        _INTERN_SLOTS,
+        _INTERN_MORE,
+        tiled=True,
+        native=True,
     ),
 }

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chiasm.checkpoint import read_json
+from chiasm.checkpoint import read_config, read_json
+
+# "dynamic" changes angles of sequences beyond max_position_embeddings only, which are refused.
+_ROPE_TYPES = ("default", "mrope", "dynamic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ class TextConfig:
 def read_text_config(model_dir: Path) -> TextConfig:
     """Reads config.json and generation_config.json. Raises ValueError naming what is wrong."""
     return from_hf(
-        read_json(model_dir / "config.json"),
+        read_config(model_dir),
         read_json(model_dir / "generation_config.json", optional=True),
     )
 
@@ -165,8 +168,9 @@ def need(section: dict[str, Any], key: str) -> Any:
 
 def _refuse_unsupported(text: dict[str, Any], rope: dict[str, Any]) -> None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ("default", "mrope"):
-        raise ValueError(f"config.json: rope type {kind!r} is not supported; known: default, mrope")
+    if kind not in _ROPE_TYPES:
+        known = ", ".join(_ROPE_TYPES)
+        raise ValueError(f"config.json: rope type {kind!r} is not supported; known: {known}")
     if text.get("use_sliding_window"):
         raise ValueError("config.json: use_sliding_window is not supported")
     if text.get("hidden_act", "silu") != "silu":

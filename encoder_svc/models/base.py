@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,15 @@ class _Finishes(Protocol):
     """A layer that keeps its weights otherwise than a checkpoint does."""
 
     def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stored tensor goes: into a parameter, or an equal part of its first dimension."""
+
+    name: str
+    part: int = 0
+    of: int = 1
 
 
 class VisionTower(nn.Module, ABC):
@@ -48,6 +58,14 @@ class VisionTower(nn.Module, ABC):
 
         No token attends beyond its own temporal group, so items of a batch do not mix.
         """
+
+    @classmethod
+    def place_of(cls, stored: str) -> Place | None:
+        """Where a checkpoint's tensor of this name goes; None = nowhere, it is not the tower's."""
+        for prefix in cls.prefixes:
+            if stored.startswith(prefix):
+                return Place(stored.removeprefix(prefix))
+        return None
 
     @property
     def dtype(self) -> torch.dtype:

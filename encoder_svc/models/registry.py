@@ -8,6 +8,8 @@ from typing import Any
 from encoder_svc.models.base import VisionTower
 
 _TOWERS = {
+    "InternVLChatModel": ("encoder_svc.models.internvl", "InternVisionTower"),
+    "InternVLForConditionalGeneration": ("encoder_svc.models.internvl", "InternVisionTower"),
     "Glm46VForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
     "Glm4vForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
     "Glm4vMoeForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),

@@ -27,12 +27,20 @@ class PixelSettings:
     resample: Image.Resampling = Image.Resampling.BICUBIC
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> PixelSettings:
-        """Reads a preprocessor_config.json. Raises ValueError for what this build cannot obey."""
+    def from_hf(cls, config: dict[str, Any], geometry: Geometry | None = None) -> PixelSettings:
+        """Reads a preprocessor_config.json.
+
+        Args:
+            config: The file.
+            geometry: The cells, where the file does not say them.
+
+        Raises:
+            ValueError: It asks for what this build cannot obey.
+        """
         for flag in ("do_resize", "do_convert_rgb"):
             if not config.get(flag, True):
                 raise ValueError(f"preprocessor config: {flag}=false is not supported")
-        geometry = Geometry(
+        geometry = geometry or Geometry(
             patch=int(config.get("patch_size", 14)),
             temporal_patch=int(config.get("temporal_patch_size", 2)),
             merge=int(config.get("merge_size", 2)),
@@ -48,15 +56,22 @@ class PixelSettings:
         )
 
 
-def read_settings(model_dir: Path) -> tuple[PixelSettings, PixelSettings]:
+def read_settings(
+    model_dir: Path, tower: Geometry | None = None
+) -> tuple[PixelSettings, PixelSettings]:
     """Settings for pictures and for clips; a clip's fall back to the picture's.
+
+    Args:
+        model_dir: The checkpoint.
+        tower: The tower's cells; those of the files count, unless pictures are cut into tiles.
 
     Raises:
         ValueError: A file that is missing, broken, or asks for the unsupported.
     """
     image = read_json(model_dir / "preprocessor_config.json")
     video = read_json(model_dir / "video_preprocessor_config.json", optional=True)
-    return PixelSettings.from_hf(image), PixelSettings.from_hf(video or image)
+    cells = tower if tower is not None and tower.tile else None
+    return PixelSettings.from_hf(image, cells), PixelSettings.from_hf(video or image, cells)
 
 
 def _triple(config: dict[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:

@@ -12,6 +12,8 @@ _PLANNERS = {
     "glm46v": "gateway.planning.glm4v:Glm4vPlanner",
     "glm4v": "gateway.planning.glm4v:Glm4vPlanner",
     "glm4v_moe": "gateway.planning.glm4v:Glm4vPlanner",
+    "internvl": "gateway.planning.internvl:InternVLPlanner",
+    "internvl_chat": "gateway.planning.internvl:InternVLPlanner",
     "qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner",
     "qwen3_vl": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
     "qwen3_vl_moe": "gateway.planning.qwen3_vl:Qwen3VLPlanner",

@@ -56,8 +56,9 @@ class Served:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.path = path
+        twin = path / "hf"  # of a layout that transformers does not read
         self.reference: Any = AutoModelForImageTextToText.from_pretrained(
-            path, dtype=torch.float32
+            twin if twin.exists() else path, dtype=torch.float32
         ).eval()
         self.builder = PromptBuilder(path)
         self.runner = TowerRunner.load(path, device="cpu", dtype="float32", row_dtype="auto")
@@ -71,7 +72,7 @@ class Served:
             scripts=[layout.script for layout in layouts],
         )
         expanded = self.builder.expand(rendered, [rows for one in layouts for rows in one.runs])
-        processor = Processor(*read_settings(self.path))
+        processor = Processor(*read_settings(self.path, self.runner.geometry))
         rows, patches = [], []
         for plan, (_, data) in zip(plans, media, strict=True):
             made = self._encode(processor, plan, data)
@@ -122,6 +123,11 @@ class Served:
             "attention_mask": torch.ones_like(ids),
             "mm_token_type_ids": kinds,
         }
+        if self.runner.geometry.tile:
+            if made.plans:
+                inputs["pixel_values"] = torch.cat([self._tiles(p) for p in made.patches])
+            del inputs["mm_token_type_ids"]
+            return inputs
         for modality, pixels, grid in (
             (Modality.IMAGE, "pixel_values", "image_grid_thw"),
             (Modality.VIDEO, "pixel_values_videos", "video_grid_thw"),
@@ -135,11 +141,24 @@ class Served:
             inputs["second_per_grid_ts"] = torch.tensor(seconds)
         return inputs
 
+    def _tiles(self, patches: torch.Tensor) -> torch.Tensor:
+        """Patches by merge cell to pixels [tiles, channels, side, side]."""
+        geometry = self.runner.geometry
+        cells, m, p = geometry.tile // geometry.merge, geometry.merge, geometry.patch
+        shape = (-1, cells, cells, m, m, geometry.channels, p, p)
+        pixels = patches.view(shape).permute(0, 5, 1, 3, 6, 2, 4, 7)
+        side = geometry.tile * p
+        return pixels.reshape(-1, geometry.channels, side, side)
+
     @torch.inference_mode()
     def reference_rows(self, made: Prepared) -> list[torch.Tensor]:
         """The reference's rows, all levels, per medium."""
         found = []
         for plan, patches in zip(made.plans, made.patches, strict=True):
+            if self.runner.geometry.tile:
+                out = self.reference.model.get_image_features(self._tiles(patches))
+                found.append(out.pooler_output.flatten(0, 1))
+                continue
             t, height, width = shape(plan)
             frames = torch.tensor([[1, height, width]] * t)  # attention stays within a frame
             out = self.reference.model.get_image_features(patches, frames)

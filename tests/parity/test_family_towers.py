@@ -25,7 +25,10 @@ BATCHES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES, name="pair")
+UNTILED = [name for name, family in FAMILIES.items() if not family.tiled]
+
+
+@pytest.fixture(scope="module", params=UNTILED, name="pair")
 def pair_(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, TowerRunner]:

@@ -53,6 +53,13 @@ class Segments:
         on_device = torch.tensor(edges, dtype=torch.int32).to(device)
         return cls(groups, on_device, max(lengths), edges[-1])
 
+    @classmethod
+    def alike(cls, count: int, length: int, device: torch.device) -> Segments:
+        """So many segments of one length; nothing of it is read from the host."""
+        total = count * length
+        edges = torch.arange(0, total + 1, length, dtype=torch.int32, device=device)
+        return cls((Group(slice(0, total), count, length),), edges, length, total)
+
 
 class SegmentAttention(Protocol):
     """A backend. Scale is 1/sqrt(D); no mask, no dropout."""
