@@ -42,10 +42,11 @@ class Greedy:
             return Drawn(ids, finite)
         # Ids are exact in float32: no vocabulary has 2^24 of them.
         mine = torch.stack((best, (ids + self._own.begin).float(), finite.float()))
-        everyone = mine.new_empty(self._mesh.tp_size, *mine.shape)
+        everyone = mine.new_empty(self._mesh.tp_size * len(mine), len(best))
         dist.all_gather_into_tensor(everyone, mine, group=self._mesh.tp_group)
-        best, chosen, sound = everyone[0]
-        for other_best, other_chosen, other_sound in everyone[1:]:
+        first, *others = everyone.view(self._mesh.tp_size, *mine.shape)
+        best, chosen, sound = first
+        for other_best, other_chosen, other_sound in others:
             better = other_best > best  # on a tie the smaller id stays
             best = torch.where(better, other_best, best)
             chosen = torch.where(better, other_chosen, chosen)
