@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from chiasm.plan import Cause, Promise, Source, Span
 from chiasm.rows import RowFormat
-from chiasm.transport.base import HOST_BANK, Destination
+from chiasm.transport.base import HOST_BANK
 from decoder_svc.embeddings.admission import AdmissionOrder
 from decoder_svc.embeddings.events import (
     Accepted,
@@ -38,7 +38,7 @@ from decoder_svc.embeddings.events import (
 from decoder_svc.embeddings.fetch import Counters, Fetch, FetchState, ItemState, PartState
 from decoder_svc.embeddings.granting import GrantPlanner, Want
 from decoder_svc.embeddings.pages import PagePool, PageState
-from decoder_svc.embeddings.rows import ItemRows, Slot
+from decoder_svc.embeddings.rows import ItemRows, Slot, destinations_of
 
 
 class EmbeddingReceiver:
@@ -275,11 +275,7 @@ class EmbeddingReceiver:
         fetch.num_grants += 1
         fetch.grants[fetch.num_grants] = (segment, slots)
         fetch.num_rows_granted += sum(len(slot.rows) for slot in slots)
-        size = self._row_bytes
-        destinations = tuple(
-            Destination(slot.rows, slot.first_slab_row * size, len(slot.rows) * size)
-            for slot in slots
-        )
+        destinations = destinations_of(slots, self._row_bytes)
         self._commands.append(Grant(fetch.fetch_id, segment, fetch.num_grants, destinations))
 
     def _on_ready(self, fetch: Fetch, ready: Ready) -> None:

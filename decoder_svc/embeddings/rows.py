@@ -9,10 +9,11 @@ Owns no pages; a `Slot` names the page its rows lie in.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chiasm.plan import Span
+from chiasm.transport.base import Destination
 from decoder_svc.embeddings.events import SlabRun
 
 
@@ -33,6 +34,21 @@ class Slot:
     def bank(self, bank_rows: int) -> int:
         """The bank it has landed in."""
         return self.first_slab_row // bank_rows
+
+
+def destinations_of(slots: Sequence[Slot], row_bytes: int) -> tuple[Destination, ...]:
+    """Where the rows of a grant go; slots that are neighbours in item and slab are one place."""
+    places: list[Destination] = []
+    for slot in slots:
+        address, length = slot.first_slab_row * row_bytes, len(slot.rows) * row_bytes
+        if places:
+            last = places[-1]
+            if (last.rows.end, last.address + last.length) == (slot.rows.begin, address):
+                rows = Span(last.rows.begin, slot.rows.end)
+                places[-1] = Destination(rows, last.address, last.length + length)
+                continue
+        places.append(Destination(slot.rows, address, length))
+    return tuple(places)
 
 
 class ItemRows:

@@ -9,10 +9,14 @@ consumed is compared with what it must be; at the end everything must have come 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.transfer_model.decoder_host import PAGE_ROWS, PAGES
+from tests.contract.transfer_model.memory import NixlMemory, Writer
 from tests.contract.transfer_model.scripts import scripts
 from tests.contract.transfer_model.world import World
 
@@ -28,6 +32,24 @@ from tests.contract.transfer_model.world import World
 @given(st.binary(min_size=40, max_size=160))
 def test_nothing_is_mixed_up_leaked_or_waits_for_ever(script: bytes) -> None:
     World().run(script)
+
+
+@pytest.fixture(scope="module")
+def nixl_memory() -> Iterator[Callable[[str], NixlMemory]]:
+    """Memory of the two decoders that one agent writes to: real transfers, the same every time."""
+    writer = Writer()
+    memories = {name: NixlMemory(PAGES * PAGE_ROWS, writer) for name in ("d", "e")}
+    yield memories.__getitem__
+    for agent in (writer.agent, *(memory.agent for memory in memories.values())):
+        agent.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_over_nixl(nixl_memory: Callable[[str], NixlMemory]) -> None:
+    """2,000 histories in which every row is written by a transfer of its own."""
+    for script in scripts(10_000, 2000):
+        World(nixl_memory).run(script)
 
 
 def test_the_model_reaches_what_it_is_for() -> None:
@@ -47,5 +69,6 @@ def test_the_model_reaches_what_it_is_for() -> None:
         "hedged",
         "stale attempt",
         "restarted",
+        "switched",
         "shared",
     }

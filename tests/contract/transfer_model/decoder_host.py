@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chiasm.plan import Cause, Promise, Source, Span
 from chiasm.rows import RowFormat
+from chiasm.transport import DRAM, STREAM
 from chiasm.v1 import encoder_pb2
 from decoder_svc.embeddings.events import (
     Accepted,
@@ -38,11 +39,13 @@ from tests.contract.transfer_model.encoder_host import (
     FetchWire,
     Violation,
 )
+from tests.contract.transfer_model.memory import SlabMemory
 
 PAGES = 5
 PAGE_ROWS = 2
 MAX_RUNNING = 3
 WINDOW_ROWS = 4
+PAGE = PAGE_ROWS * ROW  # bytes
 
 
 @dataclass(eq=False)
@@ -83,13 +86,17 @@ class DecoderHost:
     """Receiver, slab and engine; executes the receiver's commands on the model's network."""
 
     def __init__(
-        self, name: str, hosts: Mapping[str, EncoderHost], tell: Callable[[Notice], None]
+        self,
+        name: str,
+        hosts: Mapping[str, EncoderHost],
+        tell: Callable[[Notice], None],
+        memory: SlabMemory,
     ) -> None:
         self.name = name
         self.requests: list[Running] = []  # by arrival
         self.fences: list[Fence] = []
         self.wires: dict[bytes, FetchWire] = {}  # open ones
-        self.cells: list[tuple[bytes, int] | None] = [None] * (PAGES * PAGE_ROWS)
+        self._memory = memory
         self._owners: dict[int, bytes] = {}  # page: the fetch it was last granted to
         self._hosts = hosts
         self._tell = tell
@@ -170,7 +177,9 @@ class DecoderHost:
 
     def _compare(self, request: Running, item: int, span: Span) -> None:
         runs = self.receiver.locate(request.request_id, item, span)
-        found = [self.cells[run.first_slab_row + i] for run in runs for i in range(run.num_rows)]
+        found = [
+            self._memory.read(run.first_slab_row + i) for run in runs for i in range(run.num_rows)
+        ]
         wanted = [(request.digests[item], row) for row in range(span.begin, span.end)]
         if found != wanted:
             raise Violation(f"{request.request_id} got {found} for {wanted}")
@@ -217,17 +226,25 @@ class DecoderHost:
             case Grant():
                 if (wire := self.wires.get(command.fetch_id)) is not None:
                     for place in command.destinations:
-                        self._owners[place.address // (PAGE_ROWS * ROW)] = command.fetch_id
-                    grant = encoder_pb2.FetchGrant(
-                        segment=command.segment,
-                        destinations=[place.to_proto() for place in command.destinations],
-                    )
-                    wire.up.send(grant)
+                        first, last = place.address, place.address + place.length - 1
+                        for page in range(first // PAGE, last // PAGE + 1):
+                            self._owners[page] = command.fetch_id
+                    self._send(wire, command)
             case Cancel():
                 if (wire := self.wires.get(command.fetch_id)) is not None:
                     wire.up.send("cancel")
             case Fence():
                 self.fences.append(command)
+
+    def _send(self, wire: FetchWire, command: Grant) -> None:
+        """A grant of memory, or, once that could not be written, of the stream."""
+        wire.sent.append(command)
+        kind = STREAM if wire.streaming else DRAM
+        places = [replace(place, memory_type=kind) for place in command.destinations]
+        grant = encoder_pb2.FetchGrant(
+            segment=command.segment, destinations=[place.to_proto() for place in places]
+        )
+        wire.up.send(grant)
 
     def _open(self, command: Open) -> None:
         wire = FetchWire(command.fetch_id, self._write_row)
@@ -250,7 +267,7 @@ class DecoderHost:
         owner = self._owners.get(slab_row // PAGE_ROWS)
         if owner != fetch_id:
             raise Violation(f"a row of {fetch_id!r} was written into a page granted to {owner!r}")
-        self.cells[slab_row] = (digest, row)
+        self._memory.write(slab_row, digest, row)
 
     def break_fetch(self, wire: FetchWire) -> None:
         """The stream breaks: we hear of it now, the encoder after what is in flight to it."""
@@ -280,8 +297,12 @@ class DecoderHost:
                 row_format = RowFormat.from_proto(response.ready.format)
                 self.receiver.on_event(Ready(fetch_id, response.ready.segment, rows, row_format))
             case "written":
-                written = response.written
-                self.receiver.on_event(Landed(fetch_id, written.segment, written.seq))
+                grant = self.wires[fetch_id].sent[response.written.seq - 1]
+                self.receiver.on_event(Landed(fetch_id, grant.segment, grant.seq))
+            case "unwritten":
+                wire = self.wires[fetch_id]
+                wire.streaming = True
+                self._send(wire, wire.sent[response.unwritten.seq - 1])
             case "error":
                 cause = Cause.from_proto(response.error.cause)
                 self.receiver.on_event(Failed(fetch_id, cause, response.error.message))

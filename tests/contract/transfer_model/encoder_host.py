@@ -9,7 +9,9 @@ from chiasm.errors import ChiasmError, ResourceExhausted
 from chiasm.fakes.network import Link, Network
 from chiasm.plan import Cause, MediaPlan, Modality, Span
 from chiasm.rows import RowFormat
+from chiasm.transport import DRAM
 from chiasm.v1 import encoder_pb2
+from decoder_svc.embeddings.events import Grant
 from encoder_svc.fetch_session import FetchOpening, FetchSession, Write
 from encoder_svc.fetch_table import FetchTable
 from encoder_svc.messages import EncodeJob, EncodeStats
@@ -55,6 +57,8 @@ class FetchWire:
     session: FetchSession | None = None
     broken: bool = False  # as the decoder sees it
     dead: bool = False  # the process behind it is gone
+    sent: list[Grant] = field(default_factory=list)  # as the encoder counts them
+    streaming: bool = False  # memory could not be written: the decoder grants the stream
 
 
 @dataclass(eq=False)
@@ -211,7 +215,7 @@ class EncoderHost:
             return
         session = wire.session
         if isinstance(message, FetchOpening):
-            session = wire.session = self.table.open(message)
+            session = wire.session = self.table.open(message, memory_types=(DRAM,))
             session.wake = lambda: self._dirty.append(wire)
             self._dirty.append(wire)
             if message.encoder_epoch != self.epoch and not session.ended:
@@ -264,6 +268,16 @@ class EncoderHost:
         if not posted.rows:
             self.posted.remove(posted)
             session.write_ended(None if cut and session.stopping else 0)
+            self._dirty.append(posted.wire)
+            self.flush()
+
+    def refuse(self, posted: PostedWrite) -> None:
+        """The memory cannot be written any more; on the stream there is nothing to refuse."""
+        session = posted.wire.session
+        assert session is not None
+        if not posted.write.on_stream:
+            self.posted.remove(posted)
+            session.write_failed(aborted=False)
             self._dirty.append(posted.wire)
             self.flush()
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from chiasm.fakes.network import Network
 from chiasm.plan import Cause
 from decoder_svc.embeddings.events import Notice
-from tests.contract.transfer_model.decoder_host import PAGES, DecoderHost
+from tests.contract.transfer_model.decoder_host import PAGE_ROWS, PAGES, DecoderHost
 from tests.contract.transfer_model.encoder_host import EncoderHost, Violation
 from tests.contract.transfer_model.gateway import Gateway, Job, PartJob
+from tests.contract.transfer_model.memory import ListMemory, SlabMemory
 
 MEDIA = ((b"A", 8), (b"B", 7), (b"C", 3), (b"D", 10))  # digest, rows
 MAX_REQUESTS = 8
@@ -19,7 +20,8 @@ MAX_ROUNDS = 2000
 class World:
     """`run` does one thing after another; `drain` does everything, fairly, until all is quiet."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[str], SlabMemory] | None = None) -> None:
+        self._memory = memory or (lambda name: ListMemory(PAGES * PAGE_ROWS))
         self.network = Network()
         self.encoders = {name: EncoderHost(name, self.network) for name in ("x", "y")}
         self.gateway = Gateway(self.encoders, self.network)
@@ -33,7 +35,7 @@ class World:
             self.gateway.on_notice(host, notice)
 
         notices = self.network.link(deliver)
-        host = DecoderHost(name, self.encoders, notices.send)
+        host = DecoderHost(name, self.encoders, notices.send, self._memory(name))
         return host
 
     def _weighted(self) -> list[Callable[[int], None]]:
@@ -53,6 +55,7 @@ class World:
             (self._redirect, 3),
             (self._abort, 2),
             (self._preempt, 2),
+            (self._refuse_write, 2),
             (self._fail_job, 1),
             (self._grace, 1),
             (self._retry, 2),
@@ -83,6 +86,7 @@ class World:
             ("quarantined", any(decoder.fences for decoder in decoders)),
             ("stale attempt", any(d.receiver.counters.stale_attempts for d in decoders)),
             ("late write", any(p.wire.broken for host in hosts for p in host.posted)),
+            ("switched", any(wire.streaming for d in decoders for wire in d.wires.values())),
             ("restarted", self.restarts > 0),
             ("shared", any(entry and len(entry.encodes) > 1 for entry in entries)),
         ):
@@ -122,6 +126,11 @@ class World:
         host = self._host(pick)
         if host.posted:
             host.write(host.posted[pick % len(host.posted)], cut=pick > 200)
+
+    def _refuse_write(self, pick: int) -> None:
+        host = self._host(pick)
+        if host.posted:
+            host.refuse(host.posted[pick % len(host.posted)])
 
     def _grant(self, pick: int) -> None:
         self.decoders[pick % 2].step()
