@@ -22,7 +22,7 @@ _TOGETHER = 8  # rows of tiles that are worked on side by side, for the cache
 def _gated(
     x, gate, up, bias, out, M, F,
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    TOGETHER: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     down_tiles, across_tiles = tl.cdiv(M, ROWS), tl.cdiv(F, COLUMNS)
     for tile in tl.range(tl.program_id(0), down_tiles * across_tiles, tl.num_programs(0)):
@@ -36,19 +36,20 @@ def _gated(
             some = x.load([row, k])
             gates = tl.dot(some, gate.load([column, k]).T, gates)
             ups = tl.dot(some, up.load([column, k]).T, ups)
-        c = column + tl.arange(0, COLUMNS)
-        gates += tl.load(bias + c, mask=c < F, other=0.0).to(tl.float32)[None, :]
-        ups += tl.load(bias + F + c, mask=c < F, other=0.0).to(tl.float32)[None, :]
+        if BIASED:
+            c = column + tl.arange(0, COLUMNS)
+            gates += tl.load(bias + c, mask=c < F, other=0.0).to(tl.float32)[None, :]
+            ups += tl.load(bias + F + c, mask=c < F, other=0.0).to(tl.float32)[None, :]
         out.store([row, column], (gates * tl.sigmoid(gates) * ups).to(out.dtype))
 
 
-def gated_linear(x_NC: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def gated_linear(x_NC: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The inner activations [N, F] of a gated block, of x's dtype.
 
     Args:
         x_NC: bfloat16 or float16, on a GPU that has a tensor memory accelerator (Hopper and later).
         weight: [2F, C], gate first; F and C are multiples of 8.
-        bias: [2F].
+        bias: [2F], or none.
     """
     rows, depth = x_NC.shape
     size = weight.shape[0] // 2
@@ -60,7 +61,7 @@ def gated_linear(x_NC: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         describe(weight[:size], [_COLUMNS, _DEPTH]),
         describe(weight[size:], [_COLUMNS, _DEPTH]),
         bias, describe(out, [_ROWS, _COLUMNS]), rows, size,
-        depth, _ROWS, _COLUMNS, _DEPTH, _TOGETHER,
+        depth, _ROWS, _COLUMNS, _DEPTH, _TOGETHER, bias is not None,
         num_warps=8, num_stages=4,
     )  # fmt: skip
     return out

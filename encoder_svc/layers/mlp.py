@@ -57,8 +57,8 @@ class GatedMLP(nn.Module):
 
 
 def _has_tiles(x: Tensor) -> bool:
-    """Whether x is where the kernel runs: a GPU of Hopper's kind or later, in 16 bits."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
+    """Whether x is where the kernel runs: a GPU of Hopper's kind or later, in 16 bits, aligned."""
+    half = x.dtype in (torch.float16, torch.bfloat16) and x.shape[-1] % 8 == 0
     return half and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 

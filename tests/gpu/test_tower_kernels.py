@@ -75,14 +75,15 @@ def test_norm_and_gate() -> None:
     assert near(silu_and_mul(joined, bias=bias), F.silu(gate) * up)
 
 
-@pytest.mark.parametrize("rows", [1024, 1500, 6400])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1000, 1024, 1500, 6400])
 @torch.inference_mode()
-def test_gated_block(rows: int) -> None:
+def test_gated_block(rows: int, bias: bool) -> None:
     """An inner width that is no multiple of 8, more rows than whole tiles."""
     torch.manual_seed(3)
-    block = GatedMLP(1280, 3420).to(CUDA)
+    block = GatedMLP(1280, 3420, bias=bias).to(CUDA)
     gate, up, down = (
-        (layer.weight.double(), layer.bias.double())
+        (layer.weight.double(), layer.bias.double() if bias else None)
         for layer in (block.gate_proj, block.up_proj, block.down_proj)
     )
     x = torch.randn(rows, 1280, device=CUDA, dtype=torch.bfloat16)
