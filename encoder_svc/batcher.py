@@ -109,6 +109,17 @@ class Batcher:
         self._running.update(batch)
         return tuple(batch)
 
+    def batch_is_full(self) -> bool:
+        """Whether a ready unit does not fit into the next batch: waiting would not fill it more."""
+        total = 0
+        for index, ticket in enumerate(sorted(self._ready)):
+            total += ticket.patches
+            if index and (total > self._budget or ticket.alone):
+                return True
+            if ticket.alone:
+                return True
+        return total >= self._budget
+
     def ran(self, ticket: Ticket) -> bool:
         """The unit's forward is over. False: its job was dropped meanwhile."""
         self._running.discard(ticket)

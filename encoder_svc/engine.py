@@ -100,7 +100,7 @@ class EncoderEngine:
         self._numbers: dict[bytes, int] = {}
         self._next_number = 0
         self._sink: Sink | None = None
-        self._busy = False  # a forward is running
+        self._at_tower = 0  # batches that run, or wait for the one that does
         self._inflight: set[asyncio.Future[None]] = set()
 
     @property
@@ -173,11 +173,15 @@ class EncoderEngine:
         """Starts whatever may start now. Called after everything that changes the queue."""
         while (ticket := self._batcher.next_to_prepare()) is not None:
             self._spawn(self._prepare(ticket, self._jobs[ticket.job]))
-        if not self._busy and (batch := self._batcher.take_batch()):
-            self._busy = True
+        while self._tower_takes_more() and (batch := self._batcher.take_batch()):
+            self._at_tower += 1
             jobs = [self._jobs[ticket.job] for ticket in batch]
             units = [job.ready_units.pop(t.unit) for job, t in zip(jobs, batch, strict=True)]
             self._spawn(self._forward(batch, jobs, units))
+
+    def _tower_takes_more(self) -> bool:
+        """A full batch may wait in the tower's thread: the tower then never waits for this one."""
+        return not self._at_tower or (self._at_tower == 1 and self._batcher.batch_is_full())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -205,24 +209,26 @@ class EncoderEngine:
         began = time.monotonic()
         for ticket, job in zip(batch, jobs, strict=True):
             job.queue_s += 0.0 if ticket.unit else began - job.waiting_since
-        outcomes = await self._run(units)
-        elapsed = time.monotonic() - began
-        self._busy = False
+        outcomes, elapsed = await self._run(units)
+        waited = time.monotonic() - began - elapsed
+        self._at_tower -= 1
         for ticket, job, outcome in zip(batch, jobs, outcomes, strict=True):
+            job.queue_s += 0.0 if ticket.unit else waited
             job.forward_s += elapsed
             self._deliver(ticket, job, outcome)
         self._pump()
 
-    async def _run(self, units: Sequence[PreparedUnit]) -> Sequence[Outcome]:
-        """One batch through the tower; if it raises as a whole, its units one by one."""
+    async def _run(self, units: Sequence[PreparedUnit]) -> tuple[Sequence[Outcome], float]:
+        """One batch through the tower, and its seconds; if it raises, its units one by one."""
         run = partial(self._runner.run, units, segment_rows=self._limits.segment_rows)
-        outcome = await self._in_thread(self._tower, run)
-        if not isinstance(outcome, Exception):
-            return outcome
-        logger.error("a forward of %s units failed", len(units), exc_info=outcome)
+        found = await self._in_thread(self._tower, partial(_timed, run))
+        if not isinstance(found, Exception):
+            return found
+        logger.error("a forward of %s units failed", len(units), exc_info=found)
         if len(units) == 1:
-            return [RunFailure("the vision tower failed")]
-        return [one for unit in units for one in await self._run([unit])]
+            return [RunFailure("the vision tower failed")], 0.0
+        alone = [await self._run([unit]) for unit in units]
+        return [one for outcomes, _ in alone for one in outcomes], sum(s for _, s in alone)
 
     def _deliver(self, ticket: Ticket, job: _Job, outcome: Outcome) -> None:
         if not self._batcher.ran(ticket):
@@ -263,6 +269,12 @@ class EncoderEngine:
             return await asyncio.get_running_loop().run_in_executor(pool, call)
         except Exception as error:
             return error
+
+
+def _timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Runs in the tower's thread: a batch may have waited there for the one before."""
+    began = time.monotonic()
+    return call(), time.monotonic() - began
 
 
 def _next_unit(job: _Job) -> PreparedUnit:

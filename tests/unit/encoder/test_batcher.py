@@ -182,6 +182,28 @@ def _drain(batcher: Batcher, preparing: list[Ticket], running: list[Ticket]) -> 
             batcher.ran(ticket)
 
 
+def test_a_batch_is_full_when_waiting_would_not_fill_it_more() -> None:
+    batcher = make()
+    assert not batcher.batch_is_full()
+    for job, patches in enumerate((40, 50, 20)):
+        batcher.add(job, [patches])
+    ticket = batcher.next_to_prepare()
+    assert ticket is not None and batcher.prepared(ticket) and not batcher.batch_is_full()
+    prepare_all(batcher)
+    assert batcher.batch_is_full()  # 20 does not fit
+    batcher.take_batch()
+    assert not batcher.batch_is_full()
+    batcher.add(3, [30], alone=True)
+    prepare_all(batcher)
+    assert batcher.batch_is_full()  # what runs alone does not join the 20
+    batcher.take_batch()
+    assert batcher.batch_is_full()  # and nothing joins it
+    batcher.take_batch()
+    batcher.add(4, [100])
+    prepare_all(batcher)
+    assert batcher.batch_is_full()
+
+
 def test_policy_imports_no_tensors_and_no_grpc() -> None:
     code = (
         "import sys, encoder_svc.batcher as b;"

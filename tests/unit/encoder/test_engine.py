@@ -319,9 +319,27 @@ async def test_preprocessing_overlaps_the_forward(bench: Bench) -> None:
         await asyncio.sleep(0.01)
         if bench.engine._batcher._ready:
             break
-    assert bench.engine._busy and len(bench.engine._batcher._ready) >= 1
+    assert bench.engine._at_tower and len(bench.engine._batcher._ready) >= 1
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in jobs))
+
+
+@pytest.mark.parametrize(("cells", "waiting"), [((4, 4), 1), ((2, 2), 0)])
+async def test_a_full_batch_waits_at_the_tower_and_a_small_one_for_company(
+    bench: Bench, cells: tuple[int, int], waiting: int
+) -> None:
+    """64 patches fill a batch, 16 do not: they stay where others may still join them."""
+    bench.runner.may_run.clear()
+    jobs = [picture(cells=(4, 4)), picture(cells=cells)]
+    for work in jobs:
+        bench.engine.submit(work)
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+    assert bench.engine._at_tower == 1 + waiting
+    bench.runner.may_run.set()
+    await bench.sink.outcome(*(work.key for work in jobs))
+    assert bench.engine._at_tower == 0
+    assert all(stats.queue_ms >= 0 for stats in bench.sink.done.values())
 
 
 async def test_the_event_loop_stays_free(bench: Bench) -> None:
