@@ -18,14 +18,18 @@ from decoder_svc.layers.rotary import Angles, rotate
 class _Single:
     """The padded read of all sequences of one token: pages [S x P], mask [S, 1, 1, L]."""
 
-    def __init__(self, batch: AttentionBatch, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: AttentionBatch, block_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         count = batch.num_single
         totals = batch.starts[:count] + 1
         pages = -(-int(totals.max()) // block_size)
         seen = np.arange(pages * block_size) < totals[:, None]
         self.count = count
         self.pages = torch.from_numpy(batch.block_tables[:count, :pages].reshape(-1)).to(device)
-        self.mask = torch.from_numpy(seen[:, None, None, :]).to(device)
+        # Added to scores, as torch's attention would make of booleans in every layer anew.
+        mask = np.where(seen, np.float32(0.0), np.float32("-inf"))[:, None, None, :]
+        self.mask = torch.from_numpy(mask).to(device=device, dtype=dtype)
 
 
 class _Chunk:
@@ -58,9 +62,9 @@ class ReferenceAttention(AttentionBackend):
 
     def plan(self, batch: AttentionBatch, slots: torch.Tensor) -> None:
         """See the base class."""
-        size, count = self._pool.block_size, batch.num_single
+        size, count, dtype = self._pool.block_size, batch.num_single, self._pool.keys.dtype
         self._slots = slots
-        self._single = _Single(batch, size, self._device) if count else None
+        self._single = _Single(batch, size, self._device, dtype) if count else None
         self._chunks = []
         first = count
         for index in range(count, len(batch.starts)):

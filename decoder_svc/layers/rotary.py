@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from decoder_svc.config.from_hf import TextConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Angles:
     """By how much the heads of a step's tokens are turned; the same for all layers.
 
@@ -27,6 +28,12 @@ class Angles:
     """[T, F] float32"""
     interleaved: bool = False
     """Whether features (2i, 2i + 1) are a pair; otherwise (i, i + F) are."""
+
+    @cached_property
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors of a head's features and of their partners, for pairs (i, i + F): [T, 1, 2F]."""
+        cos, sin = torch.cat((self.cos, self.cos), dim=-1), torch.cat((-self.sin, self.sin), dim=-1)
+        return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
 class MRotary:
@@ -57,6 +64,9 @@ class MRotary:
 def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
     """Turns [T, heads, head_dim]; arithmetic in the heads' own dtype."""
     width = angles.cos.shape[1]
+    if heads.shape[-1] == 2 * width and not angles.interleaved:
+        cos, sin = (part.to(heads.dtype) for part in angles.whole)
+        return torch.addcmul(heads * cos, heads.roll(width, dims=-1), sin)
     cos, sin = (part.unsqueeze(1).to(heads.dtype) for part in (angles.cos, angles.sin))
     if angles.interleaved:
         first, second = heads[..., : 2 * width : 2], heads[..., 1 : 2 * width : 2]
