@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from chiasm.kernels.launch import HAS_TRITON, ceil_div, compiled
 
-FEW = 1
+FEW = 32
 """Up to so many rows of 16-bit numbers take the kernel of `few_rows_triton`."""
 PROCESSORS = 132
 """Of an H100 or H200."""
