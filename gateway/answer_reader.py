@@ -27,6 +27,7 @@ class AnswerReader:
         dialect: How the model says these things; None = everything is speech.
         toolbox: What it may call; None = nothing.
         thinking: Whether the prompt has opened a thought.
+        aloud: Whether thoughts are told.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class AnswerReader:
         toolbox: Toolbox | None = None,
         *,
         thinking: bool = False,
+        aloud: bool = True,
     ) -> None:
+        self._aloud = aloud
         self._thoughts = dialect.thoughts(open=thinking) if dialect else None
         self._turn = dialect.turn(toolbox) if dialect else None
         self._calls_begun = 0
@@ -70,6 +73,7 @@ class AnswerReader:
         return Heard(heard.text + last.text, heard.reasoning, calls)
 
     def _hear(self, reasoning: str, text: str) -> Heard:
+        reasoning = reasoning if self._aloud else ""
         if self._turn is None:
             return Heard(text, reasoning)
         said = self._turn.push(text)

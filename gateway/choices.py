@@ -26,7 +26,10 @@ class Choices:
         n: int,
         make_detokenizer: Callable[[], Detokenizer],
         make_reader: Callable[[], AnswerReader] = AnswerReader,
+        *,
+        prompt_tokens: int = 0,
     ) -> None:
+        self._prompt_tokens = prompt_tokens
         self._detokenizers = [make_detokenizer() for _ in range(n)]
         self._readers = [make_reader() for _ in range(n)]
         self._ids: list[list[int]] = [[] for _ in range(n)]
@@ -70,7 +73,8 @@ class Choices:
         reader = self._readers[choice]
         heard = reader.push(piece.text) if piece.text else NOTHING
         ids, calls = tuple(delta.token_ids), heard.calls
-        said = Delta(choice, heard.text, ids, logprobs, heard.reasoning, calls)
+        size = self._prompt_tokens
+        said = Delta(choice, heard.text, ids, logprobs, heard.reasoning, calls, size)
         events: list[ChoiceEvent] = [said]
         if piece.stopped or reader.over:
             events += self._end(choice, FinishReason.STOP)

@@ -221,6 +221,8 @@ class ChatJob(Envelope):
     """Whether the prompt ends with the beginning of an assistant's turn."""
     continue_final: bool = False
     """Whether the last message is left open, to be gone on with."""
+    include_reasoning: bool = True
+    """Whether the answer tells what the model thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +261,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
+    prompt_tokens: int = 0
+    """Tokens of the prompt it answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,9 @@ class Pipeline:
 
     def _choices(self, job: Job, prompt: ExpandedPrompt) -> Choices:
         prompts = self._prompts
-        toolbox = job.toolbox if isinstance(job, ChatJob) else None
-        dialect = prompts.dialect if isinstance(job, ChatJob) else None
+        toolbox, dialect, aloud = None, None, True
+        if isinstance(job, ChatJob):
+            toolbox, dialect, aloud = job.toolbox, prompts.dialect, job.include_reasoning
         manner = Manner(
             stop=job.stop,
             include_stop=job.include_stop,
@@ -261,7 +262,8 @@ class Pipeline:
         return Choices(
             job.sampling.n,
             lambda: Detokenizer(prompts.vocabulary, manner),
-            lambda: AnswerReader(dialect, toolbox, thinking=prompt.opens_thought),
+            lambda: AnswerReader(dialect, toolbox, thinking=prompt.opens_thought, aloud=aloud),
+            prompt_tokens=len(prompt.token_ids),
         )
 
 

@@ -29,7 +29,8 @@ async def chat_completions(request: Request) -> Response:
     face = face_of(request)
     body = await read_body(request, ChatBody, max_bytes=face.max_body_bytes)
     job = chat_job(body, caller_of(request), vocab_size=face.vocab_size)
-    usage = bool(body.stream_options and body.stream_options.include_usage)
+    options = body.stream_options
+    usage = bool(options and options.include_usage)
     timings = bool(body.return_timings)
     wire = ChatWire(
         Reply(
@@ -38,6 +39,7 @@ async def chat_completions(request: Request) -> Response:
             bytes_of=face.prompts.vocabulary.bytes_of,
             logprobs=bool(body.logprobs),
             usage=usage,
+            running=usage and bool(options and options.continuous_usage_stats),
             timings=timings,
         )
     )

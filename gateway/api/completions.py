@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chiasm.errors import InvalidRequest
 from gateway.api.answer import caller_of, face_of, run_all, stream, whole
 from gateway.api.body import read_body
 from gateway.api.face import Face
@@ -30,6 +31,12 @@ async def completions(request: Request) -> Response:
     caller = caller_of(request)
     jobs = raw_jobs(body, caller, vocab_size=face.vocab_size)
     _check_ids(face, jobs)
+    options = body.stream_options
+    if options and options.continuous_usage_stats and len(jobs) > 1:
+        raise InvalidRequest(
+            "usage with every chunk is for one prompt",
+            param="stream_options.continuous_usage_stats",
+        )
     usage = bool(body.stream_options and body.stream_options.include_usage)
     timings = bool(body.return_timings)
     wire = TextWire(
@@ -39,6 +46,7 @@ async def completions(request: Request) -> Response:
             bytes_of=face.prompts.vocabulary.bytes_of,
             logprobs=body.logprobs is not None,
             usage=usage,
+            running=usage and bool(options and options.continuous_usage_stats),
             timings=timings,
         )
     )

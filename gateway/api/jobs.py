@@ -105,6 +105,7 @@ def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
         toolbox=toolbox_of(body),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final=_continues(body),
+        include_reasoning=body.include_reasoning is not False,
         **_shape(body),
         media_options=MediaOptions(**media.model_dump()) if media else MediaOptions(),
     )

@@ -22,6 +22,8 @@ Uuid = Annotated[str, Field(strict=True, max_length=256)]
 Pixels = Annotated[int, Field(strict=True, ge=1)]
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 
+Refused = Annotated[Any, Field(description="refused, unless it asks for nothing")]
+
 TAG = "@"  # tags of unions begin so; error paths leave them out
 
 
@@ -156,6 +158,8 @@ class StreamOptions(_Body):
     """What a stream carries beside text."""
 
     include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
+    """Whether every chunk says how many tokens there are so far; needs include_usage."""
 
 
 class MediaKwargs(BaseModel):
@@ -220,16 +224,16 @@ class SamplingBody(BaseModel):
     guided_grammar: NonEmpty | None = None
 
     # Refused unless they ask for nothing: see jobs.refuse_unsupported.
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
-    logits_processors: Any = None
-    return_token_ids: Any = None
-    return_tokens_as_token_ids: Any = None
-    length_penalty: Any = None
-    kv_transfer_params: Any = None
-    use_beam_search: Any = None
-    prompt_logprobs: Any = None
+    bad_words: Refused = None
+    allowed_token_ids: Refused = None
+    truncate_prompt_tokens: Refused = None
+    logits_processors: Refused = None
+    return_token_ids: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    length_penalty: Refused = None
+    kv_transfer_params: Refused = None
+    use_beam_search: Refused = None
+    prompt_logprobs: Refused = None
 
 
 class ChatBody(SamplingBody):
@@ -249,14 +253,14 @@ class ChatBody(SamplingBody):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
 
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    documents: Any = None
+    functions: Refused = None
+    function_call: Refused = None
+    modalities: Refused = None
+    audio: Refused = None
+    prediction: Refused = None
+    web_search_options: Refused = None
+    chat_template: Refused = None
+    documents: Refused = None
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -291,9 +295,9 @@ class CompletionBody(SamplingBody):
     prompt: Prompt
     logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
 
-    suffix: Any = None
-    echo: Any = None
-    best_of: Any = None
+    suffix: Refused = None
+    echo: Refused = None
+    best_of: Refused = None
 
 
 class TokenizeBody(_Body):

@@ -37,6 +37,7 @@ async def chunks(
             yield wire.finish(held.choice, held.reason)
             held = None
         if isinstance(event, Delta):
+            wire.count(event)
             if frame := wire.chunk(event):
                 yield frame
         elif isinstance(event, ChoiceDone):

@@ -31,6 +31,8 @@ class Reply:
     logprobs: bool = False
     usage: bool = True
     """In streams: whether the usage chunk was asked for."""
+    running: bool = False
+    """In streams: whether every chunk says how many tokens there are so far."""
     timings: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,6 +77,7 @@ class Wire(ABC):
         self._before = b"data: " + head + b',"choices":[{"index":'
         self._no_choices = b"data: " + head + b',"choices":[]'
         self._after = (b'}],"usage":null' if reply.usage else b"}]") + b"}\n\n"
+        self._so_far = Usage(0, 0)
 
     def whole(self, choices: Sequence[Choice], done: JobDone) -> bytes:
         """A whole answer."""
@@ -98,8 +101,19 @@ class Wire(ABC):
         out = self._no_choices + b',"usage":' + orjson.dumps(usage_of(done.usage))
         return out + self._timings(done) + b"}\n\n"
 
+    def count(self, delta: Delta) -> None:
+        """Keeps the usage so far, for those who want it with every chunk."""
+        if self._reply.running:
+            before = self._so_far
+            made = before.completion_tokens + len(delta.token_ids)
+            self._so_far = Usage(delta.prompt_tokens or before.prompt_tokens, made)
+
     def _event(self, choice: int, rest: bytes, done: JobDone | None = None) -> bytes:
         out = self._before + b"%d," % choice + rest
+        if self._reply.running:
+            usage = self._so_far if done is None else done.usage
+            told = out + b'}],"usage":' + orjson.dumps(usage_of(usage))
+            return told + (self._timings(done) if done else b"") + b"}\n\n"
         if done is None:
             return out + self._after
         return out + self._after[:-3] + self._timings(done) + b"}\n\n"

@@ -1,6 +1,6 @@
-"""Answers that fit schemas, for every schema of a public test suite (a part of them by default).
+"""Answers that fit schemas: those of a public test suite, and random ones.
 
-TEST_SCHEMAS=all takes all of them: `make test-schemas`.
+Of the 594 and 500 CI takes a part; TEST_SCHEMAS=all takes all of them: `make test-schemas`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ from typing import Any
 import httpx
 import jsonschema
 from jsonschema.protocols import Validator
+from tokenizers import Tokenizer
+
+from chiasm.demo import checkpoint_dir
+from tests.random_schemas import random_schema
 
 SUITE = Path(__file__).parents[1] / "data" / "json_schema_suite.jsonl"
 STRIDE = 1 if os.environ.get("TEST_SCHEMAS") == "all" else 12
-AT_ONCE = 6
-MAX_TOKENS = 160
+AT_ONCE = 12
+MAX_TOKENS = 400
+NUM_RANDOM = 500
 _DRAFTS: dict[str, type[Validator]] = {
     "draft2020-12": jsonschema.Draft202012Validator,
     "draft2019-09": jsonschema.Draft201909Validator,
@@ -27,6 +32,8 @@ _DRAFTS: dict[str, type[Validator]] = {
     "draft6": jsonschema.Draft6Validator,
     "draft4": jsonschema.Draft4Validator,
 }
+_TOKENIZER = Tokenizer.from_file(str(checkpoint_dir() / "tokenizer.json"))
+NUDGE = {str(_TOKENIZER.token_to_id(token)): 6 for token in ('"', "}", "]", "<|im_end|>")}
 
 
 def cases() -> list[dict[str, Any]]:
@@ -34,7 +41,13 @@ def cases() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines][::STRIDE]
 
 
+def random_cases() -> list[dict[str, Any]]:
+    seeds = range(0, NUM_RANDOM, STRIDE)
+    return [{"draft": "draft2020-12", "schema": random_schema(seed)} for seed in seeds]
+
+
 def body_of(schema: Any, seed: int) -> dict[str, Any]:
+    """The model knows nothing of JSON: it is nudged to come to an end, not to what is right."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     messages = [{"role": "user", "content": "What is in the picture?"}]
     return {
@@ -42,8 +55,9 @@ def body_of(schema: Any, seed: int) -> dict[str, Any]:
         "messages": messages,
         "response_format": form,
         "max_tokens": MAX_TOKENS,
-        "temperature": 0.7,
+        "temperature": 1.0,
         "seed": seed,
+        "logit_bias": NUDGE,
     }
 
 
@@ -66,8 +80,7 @@ async def outcome(client: httpx.AsyncClient, case: dict[str, Any], seed: int) ->
     return "finished"
 
 
-async def test_every_finished_answer_validates(base_url: str) -> None:
-    chosen = cases()
+async def ask_all(base_url: str, name: str, chosen: list[dict[str, Any]]) -> Counter[str]:
     found: Counter[str] = Counter()
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -78,7 +91,20 @@ async def test_every_finished_answer_validates(base_url: str) -> None:
     async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
         await asyncio.gather(*(one(index, case) for index, case in enumerate(chosen)))
         health = await client.get("/ready")
-    print(f"\nschemas: {len(chosen)} tried; {dict(found)}")
+    print(f"\n{name} schemas: {len(chosen)} tried; {dict(found)}")
     assert sum(found.values()) == len(chosen)
-    assert found["finished"] >= len(chosen) // 8
     assert health.json()["ready"]
+    return found
+
+
+async def test_the_suite_s_schemas_are_obeyed_or_refused(base_url: str) -> None:
+    chosen = cases()
+    found = await ask_all(base_url, "the suite's", chosen)
+    assert found["finished"] >= len(chosen) // 4
+    assert found["refused"] < len(chosen) * 3 // 4
+
+
+async def test_random_schemas_are_obeyed(base_url: str) -> None:
+    chosen = random_cases()
+    found = await ask_all(base_url, "random", chosen)
+    assert found["finished"] >= len(chosen) // 2
