@@ -71,7 +71,8 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
     sampling = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2, "seed": 1,
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1,
-        "logprobs": True, "top_logprobs": 2, "stop": ["x"], "logit_bias": {"5": 1}, "min_tokens": 1, "stop_token_ids": [3],
+        "logprobs": True, "top_logprobs": 2, "stop": ["x"], "min_tokens": 1,
+        "logit_bias": {"5": 1}, "stop_token_ids": [3],
         "ignore_eos": True, "priority": 1, "cache_salt": "x", "user": "me", "return_timings": True,
     }  # fmt: skip
     turns = [

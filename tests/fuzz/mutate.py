@@ -76,6 +76,8 @@ class Mutator:
             children = node.values() if isinstance(node, dict) else node
             nodes.extend(child for child in children if isinstance(child, dict | list) and child)
         node = self._draw.choice(nodes)
+        if not node:  # all of the body has been taken away
+            return
         key = self._draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
         kind = self._draw.randrange(6)
         if kind == 0:
