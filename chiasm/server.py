@@ -56,6 +56,7 @@ class Server:
         tls: Only peers get through; None: everybody does.
         health_port: Port of health alone, in plain text: kubelet's probes show no certificate.
             Negative: none, 0: a free one.
+        shared: Other processes listen on the same port.
     """
 
     def __init__(
@@ -67,9 +68,11 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         tls: PeerTls | None = None,
         health_port: int = -1,
+        shared: bool = False,
     ) -> None:
+        options = {**dict(SERVER_OPTIONS), "grpc.so_reuseport": int(shared)}
         self.grpc = grpc.aio.server(
-            interceptors=(ErrorInterceptor(), *interceptors), options=SERVER_OPTIONS
+            interceptors=(ErrorInterceptor(), *interceptors), options=tuple(options.items())
         )
         self._host = host
         self._drain_s = drain_s

@@ -46,7 +46,7 @@ class Admission:
         self.decodes = Lane(config.media.max_decode_bytes, max_waiting=line, what="large media")
         self.queue_timeout_s = config.admission.queue_timeout_s
         self._max_bytes = config.media.max_bytes_in_flight
-        self._max_decode_bytes = config.media.max_decode_bytes
+        self._max_decode_bytes = config.media.max_decode_bytes // config.workers
         self.media_bytes = 0
         metrics.queued.set_function(lambda: self.queued)
 

@@ -25,13 +25,14 @@ from chiasm.errors import Unavailable
 from chiasm.metrics_port import serve_metrics
 from chiasm.server import Server, until_signal
 from chiasm.telemetry import GatewayMetrics
-from chiasm.tls import peer_tls
+from chiasm.tls import PeerTls, peer_tls
 from chiasm.v1 import gateway_pb2_grpc
 from gateway.admission import Admission
 from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.face import Face
 from gateway.api.keys import ApiKeys
+from gateway.api.metrics_page import page_of
 from gateway.api.protocol import BoundedProtocol
 from gateway.api.rest import build_app
 from gateway.api.servicer import GatewayServicer, KeyInterceptor
@@ -41,6 +42,7 @@ from gateway.pipeline import Pipeline
 from gateway.planning import planner_for
 from gateway.prompt import PromptBuilder
 from gateway.tenants import Tenants
+from gateway.workers import LOOPBACK, serve_workers
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +60,16 @@ def main(config: GatewayConfig) -> None:
         Unavailable: A port is in use.
     """
     keep_freed_memory()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config))
+    several = config.workers > 1 and not config.parent_metrics
+    with asyncio.Runner(loop_factory=None if several else uvloop.new_event_loop) as runner:
+        runner.run(serve_workers(config) if several else serve(config))
 
 
 async def serve(config: GatewayConfig) -> None:
     """`main` inside a running loop."""
     async with running(config) as gateway:
-        _collect_rarely()
         keep_loaded_objects()
+        gc.set_threshold(_GARBAGE_OBJECTS, 20, 20)
         gateway.announce()
         await until_signal(gateway.refuse)
         logger.info("draining for at most %.0f s", config.server.drain_s)
@@ -80,13 +83,16 @@ class Gateway:
         server = config.server
         self.gate = Gate()
         self._host = server.host
-        self._socket = _listen(server.host, server.port)
+        self.metrics_port = -1
+        self._shared = bool(config.parent_metrics)
+        self._socket = _listen(server.host, server.port, shared=self._shared)
         self._grpc = Server(
             server.host,
             config.grpc_port,
             drain_s=_CUT_OFF_S,
             interceptors=(KeyInterceptor(face),),
             health_port=server.health_port,
+            shared=self._shared,
         )
         gateway_pb2_grpc.add_GatewayServicer_to_server(
             GatewayServicer(face, self.gate), self._grpc.grpc
@@ -115,6 +121,8 @@ class Gateway:
     def announce(self) -> None:
         """The one line that tools wait for."""
         line = f"chiasm-ready role=gateway address={self.address} grpc={self.grpc_address}"
+        if self._shared:
+            line += f" metrics={LOOPBACK}:{self.metrics_port}"
         print(line, flush=True)
 
     def refuse(self) -> None:
@@ -144,7 +152,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
     tls = peer_tls(config.server.tls)
     fleet = Fleet(discovery_for(config), expected, tls)
     intake = Intake(config.media)
-    tenants = Tenants(keys.limits_of)
+    tenants = Tenants(keys.limits_of, share=1 / config.workers)
     pipeline = Pipeline(
         config,
         fleet=fleet,
@@ -162,11 +170,12 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         metrics=metrics,
         max_body_bytes=config.admission.max_body_bytes,
         bodies=ByteBudget(config.media.max_bytes_in_flight),
+        metrics_page=page_of(metrics, config.parent_metrics),
     )
     gateway = Gateway(face, config)
     loop = asyncio.get_running_loop()
     metrics.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
-    serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
+    gateway.metrics_port = _serve_metrics(metrics, config, tls)
     fleet.start()
     try:
         await gateway.start()
@@ -177,11 +186,11 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         await intake.close()
 
 
-def _collect_rarely() -> None:
-    """What is there now stays: the garbage collector need not walk it again and again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GARBAGE_OBJECTS, 20, 20)
+def _serve_metrics(metrics: GatewayMetrics, config: GatewayConfig, tls: PeerTls | None) -> int:
+    """The port; of a worker one for its parent alone."""
+    if config.parent_metrics:
+        return serve_metrics(metrics.registry, LOOPBACK, 0, None)
+    return serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -207,11 +216,13 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     with suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

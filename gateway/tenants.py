@@ -5,6 +5,7 @@ Policy: no network, and time is an argument. Who has no key has no limits of the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,16 @@ class KeyLimits:
     """Requests inside at once, those that wait included."""
     tokens_per_min: int = 0
     """Of prompts, counted before they are worked on, and of answers, counted when they end."""
+
+    def shared(self, share: float) -> KeyLimits:
+        """A share of them; none of those there are becomes none."""
+        if share == 1:
+            return self
+        return KeyLimits(
+            requests_per_s=self.requests_per_s * share,
+            inflight=math.ceil(self.inflight * share),
+            tokens_per_min=math.ceil(self.tokens_per_min * share),
+        )
 
     @classmethod
     def parse(cls, words: list[str]) -> KeyLimits:
@@ -75,6 +86,7 @@ class Tenants:
 
     Args:
         limits_of: The limits of a tenant, asked for each time: they may change.
+        share: Of all limits that is ours, where several gateways share the requests.
         clock: Seconds.
     """
 
@@ -82,9 +94,10 @@ class Tenants:
         self,
         limits_of: Callable[[bytes], KeyLimits] = lambda tenant: KeyLimits(),
         *,
+        share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits_of = limits_of
+        self._limits_of = lambda tenant: limits_of(tenant).shared(share)
         self._clock = clock
         self._tenants: dict[bytes, _Tenant] = {}
 

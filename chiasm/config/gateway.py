@@ -92,9 +92,17 @@ class GatewayConfig:
     """Names requests may use; empty = the checkpoint directory's name."""
     api_key_file: str = ""
     """File of SHA-256 hex digests of API keys, one a line; empty = no keys asked for."""
+    workers: int = 1
+    """Gateway processes behind one address; they share all limits evenly."""
+    parent_metrics: str = ""
+    """Where the workers' metrics are summed, host:port; set by who starts them."""
 
     def __post_init__(self) -> None:
         if self.discovery not in ("static", "dns", "kubernetes"):
             raise ValueError(
                 f"--discovery must be static, dns or kubernetes, got {self.discovery!r}"
             )
+        if self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        if self.workers > 1 and self.server.health_port > 0:
+            raise ValueError("--health-port cannot be shared by --workers; the gRPC port tells")

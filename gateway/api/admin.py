@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -104,7 +104,7 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics", tags=["Operations"], response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Prometheus metrics of this gateway."""
-    text = generate_latest(face_of(request).metrics.registry)
+    text = await face_of(request).metrics_page()
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

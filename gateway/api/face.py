@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,8 @@ class Face:
     max_body_bytes: int
     bodies: ByteBudget
     """Where the bytes of all request bodies are counted."""
+    metrics_page: Callable[[], Awaitable[bytes]]
+    """The metrics as text: this gateway's, or of all workers together."""
 
     @property
     def vocab_size(self) -> int:

@@ -16,6 +16,7 @@ from gateway.api.budget import ByteBudget
 from gateway.api.drain import Gate
 from gateway.api.face import Face
 from gateway.api.keys import ApiKeys
+from gateway.api.metrics_page import page_of
 from gateway.api.rest import build_app
 from gateway.messages import (
     ChoiceDone,
@@ -105,12 +106,14 @@ def make_face(
     pipeline: ScriptedPipeline, *, keys: ApiKeys | None = None, max_body: int = 1 << 20
 ) -> Face:
     keys = keys or ApiKeys()
+    metrics = GatewayMetrics()
     return Face(
         pipeline=pipeline,
         prompts=PROMPTS,
         keys=keys,
         tenants=Tenants(keys.limits_of),
-        metrics=GatewayMetrics(),
+        metrics=metrics,
+        metrics_page=page_of(metrics),
         max_body_bytes=max_body,
         bodies=ByteBudget(2 << 30),
     )
