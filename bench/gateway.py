@@ -35,6 +35,7 @@ TOKEN_US = 30.0  # of CPU, a streamed token
 PROXY_RATIO = 5.0  # LiteLLM's CPU over ours
 RESULTS = Path(__file__).with_name("RESULTS-gateway.md")
 SAME_JOB_TOKENS = 16
+KEY = "sk-9f2c1d7e5b8a4630b1c2d3e4f5a69788"  # LiteLLM wants one that is not weak
 FEW, MANY = 16, 272
 
 
@@ -123,7 +124,7 @@ async def measure(args: argparse.Namespace, at: Servers) -> Findings:
             name: str, target: str, bodies: list[bytes], count: int, clients: int
         ) -> float:
             """CPU milliseconds of `name`, a request."""
-            job = HttpJob(session, target, bodies, key="sk-bench")
+            job = HttpJob(session, target, bodies, key=KEY)
             before = at.cpu_s(name)
             await closed_loop(job, clients=clients, requests=count)
             return (at.cpu_s(name) - before) * 1e3 / count
@@ -210,7 +211,7 @@ async def _launch_litellm(supervisor: Supervisor, python: str, backend: str) -> 
     config.write_text(
         "model_list:\n- model_name: demo\n  litellm_params:\n    model: openai/demo\n"
         f"    api_base: http://{backend}/v1\n    api_key: sk-none\n"
-        "litellm_settings:\n  telemetry: false\n"
+        f"general_settings:\n  master_key: {KEY}\nlitellm_settings:\n  telemetry: false\n"
     )
     command = (
         str(Path(python).with_name("litellm")),

@@ -36,8 +36,11 @@ async def serve_workers(config: GatewayConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains and returns.
 
     Raises:
+        ValueError: Settings that several workers cannot have.
         Unavailable: A port is in use, or a worker does not start.
     """
+    if config.server.health_port >= 0:
+        raise ValueError("--health-port is of one process; with --workers ask the gRPC port")
     with contextlib.ExitStack() as held:
         rest, grpc = (
             _reserve(held, config.server.host, port)

@@ -104,5 +104,3 @@ class GatewayConfig:
             )
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        if self.workers > 1 and self.server.health_port > 0:
-            raise ValueError("--health-port cannot be shared by --workers; the gRPC port tells")
