@@ -217,7 +217,7 @@ async def _launch_litellm(supervisor: Supervisor, python: str, backend: str) -> 
         str(Path(python).with_name("litellm")),
         *("--config", str(config), "--host", "127.0.0.1", "--port", str(port)),
     )
-    shell = f"{shlex.join(command)} & pid=$!; trap 'kill $pid' TERM; "
+    shell = f"env -u PYTHONPATH {shlex.join(command)} & pid=$!; trap 'kill $pid' TERM; "
     shell += (
         f"until {sys.executable} -c {shlex.quote(_KNOCK.format(port=port))}; do sleep 1; done; "
     )

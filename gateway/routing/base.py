@@ -5,6 +5,7 @@ Time is an argument (`clock`), so that policy is tested without waiting.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ FAULT_WEIGHT = 0.2  # of the newest call in the running mean
 FAULT_PENALTY = 4.0  # one that fails every time counts as so many times slower, and one more
 PACE_WEIGHT = 0.2
 HALF_LIFE_S = 20.0  # of what is known of pace and faults
+MOST_WEIGHED = 40  # seats, for one choice
 SLOWEST = 8.0  # no one is held for slower
 FLAP_S = 60.0  # an endpoint that was lost again within so long is flapping
 MAX_FLAP_BACK_OFF_S = 8.0
@@ -121,6 +123,7 @@ class Router(ABC):
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seats: dict[str, Seat] = {}
+        self._ring: list[tuple[int, str]] = []  # seats by their keys, for `_near`
         self._losses: dict[str, tuple[int, float]] = {}  # by address: how often, and when last
 
     @property
@@ -141,6 +144,8 @@ class Router(ABC):
         known = self._seats.get(endpoint.address)
         if known is None or known.endpoint != endpoint:
             seat = self._seats[endpoint.address] = Seat(endpoint)
+            if known is None:
+                bisect.insort(self._ring, (seat.key, endpoint.address))
             losses, at = self._losses.get(endpoint.address, (0, 0.0))
             if losses > 1 and self._clock() - at < FLAP_S:
                 back_off = min(MAX_FLAP_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (losses - 1))
@@ -148,7 +153,8 @@ class Router(ABC):
 
     def leave(self, address: str) -> None:
         """Removes an endpoint; charges on it may still be released."""
-        self._seats.pop(address, None)
+        if (seat := self._seats.pop(address, None)) is not None:
+            self._ring.remove((seat.key, address))
 
     def lost(self, address: str) -> None:
         """`leave`, of one that broke its lease."""
@@ -200,12 +206,27 @@ class Router(ABC):
             seat.pace_s += (pace_s - seat.pace_s) * (PACE_WEIGHT if seat.pace_s else 1.0)
             seat.paced_at = self._clock()
 
-    def _open(self, exclude: Collection[Endpoint]) -> list[Seat]:
+    def _near(self, key: bytes) -> list[Seat]:
+        """All seats, or of a large fleet those that come next on a ring (Karger and others 1997).
+
+        A policy that weighs them all would take milliseconds; so it weighs as many of a thousand
+        as of forty, and seats that come and go move no more content than they must.
+        """
+        if len(self._ring) <= MOST_WEIGHED:
+            return list(self._seats.values())
+        at = bisect.bisect(self._ring, (int.from_bytes(key[-8:], "big"), ""))
+        turn = self._ring[at : at + MOST_WEIGHED]
+        turn += self._ring[: MOST_WEIGHED - len(turn)]
+        return [self._seats[address] for _, address in turn]
+
+    def _open(
+        self, exclude: Collection[Endpoint], among: Collection[Seat] | None = None
+    ) -> list[Seat]:
         """Seats that may be chosen now; those that flap only if there is no other."""
         now = self._clock()
         seats = [
             seat
-            for seat in self._seats.values()
+            for seat in (self._seats.values() if among is None else among)
             if seat.endpoint not in exclude
             and not seat.advice.draining
             and seat.ejected_until <= now

@@ -35,11 +35,15 @@ class DecoderRouter(Router):
             like: Only decoders of this one's language model: what it began they can go on with.
             exclude: Endpoints not to choose; one that restarted is another.
         """
-        seats = [
-            seat
-            for seat in self._open(exclude)
-            if like is None or seat.endpoint.language_model == like.language_model
-        ]
+
+        def usable(among: Collection[Seat] | None) -> list[Seat]:
+            return [
+                seat
+                for seat in self._open(exclude, among)
+                if like is None or seat.endpoint.language_model == like.language_model
+            ]
+
+        seats = usable(self._near(prefix)) or usable(None)
         if not seats:
             return None
         weights = [self._weight(seat) for seat in seats]

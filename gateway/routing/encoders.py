@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from chiasm.runs import UNIT_PATCHES
-from gateway.routing.base import Charge, Endpoint, Router, rank
+from gateway.routing.base import Charge, Endpoint, Router, Seat, rank
 
 RUN_PATCHES = 8 * UNIT_PATCHES  # the least work that is worth another copy of the file
 BOUND = 2.0  # times the even share of time, after which a seat's keys overflow to the next
@@ -44,12 +44,16 @@ class EncoderRouter(Router):
             exclude: Endpoints not to choose; one that restarted is another.
         """
         now = self._clock()
-        seats = [
-            seat
-            for seat in self._open(exclude)
-            if (fits is None or seat.endpoint.fits(fits))
-            and (tower is None or seat.endpoint.tower == tower)
-        ]
+
+        def usable(among: Collection[Seat] | None) -> list[Seat]:
+            return [
+                seat
+                for seat in self._open(exclude, among)
+                if (fits is None or seat.endpoint.fits(fits))
+                and (tower is None or seat.endpoint.tower == tower)
+            ]
+
+        seats = usable(self._near(digest)) or usable(None)
         if not seats:
             return None
         joined, _ = self._under_way.get(digest, ("", 0))

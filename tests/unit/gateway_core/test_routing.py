@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import Counter
 
 from hypothesis import settings
@@ -176,6 +177,31 @@ def test_what_overflows_from_one_decoder_goes_to_the_same_next_one() -> None:
     for charge in (busy, other):
         charge.release()
     assert router.pick(digest(1), tokens=10) == owner
+
+
+def test_of_a_large_fleet_few_are_weighed_and_few_keys_move() -> None:
+    router, _ = encoders(300)
+    before = {i: router.pick(mixed(i), 10) for i in range(3000)}
+    shares = Counter(e.address for e in before.values())
+    assert len(shares) > 280
+    assert max(shares.values()) < 60
+    gone = router.pick(mixed(1), 10).address
+    router.leave(gone)
+    after = {i: router.pick(mixed(i), 10) for i in before}
+    moved = [i for i in before if before[i] != after[i]]
+    assert all(i in moved for i in before if before[i].address == gone)
+    assert len(moved) < shares[gone] + 60
+    router.join(endpoint(gone))
+    assert {i: router.pick(mixed(i), 10) for i in before} == before
+    for seat in router.endpoints[:250]:  # all that are near some keys fail: others are found
+        for _ in range(3):
+            router.failed(seat)
+    assert all(router.pick(mixed(i), 10) in router.endpoints[250:] for i in range(100))
+    router.check()
+
+
+def mixed(index: int) -> bytes:
+    return hashlib.sha256(b"%d" % index).digest()
 
 
 def test_another_epoch_is_another_process() -> None:
