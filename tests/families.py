@@ -295,6 +295,20 @@ def _qwen2_5(demo: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen2(demo: dict[str, Any]) -> dict[str, Any]:
+    made = _qwen2_5(demo)
+    made["vision_config"] = {
+        "depth": 4,
+        "embed_dim": 32,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "patch_size": 14,
+        "initializer_range": 0.12,
+    }
+    return made
+
+
 def _qwen3_moe(demo: dict[str, Any]) -> dict[str, Any]:
     experts = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
     return _qwen3(demo, **experts)
@@ -433,6 +447,13 @@ del _INTERN_VIDEO["image_processor_type"], _INTERN_VIDEO["crop_to_patches"]
 _INTERN_VIDEO["video_processor_type"] = "InternVLVideoProcessor"
 
 FAMILIES: dict[str, Family] = {
+    "Qwen2-VL": Family(
+        "Qwen2VLForConditionalGeneration",
+        _qwen2,
+        _QWEN2_IMAGE,
+        _QWEN2_VIDEO,
+        "Qwen2VLProcessor",
+    ),
     "Qwen2.5-VL": Family(
         "Qwen2_5_VLForConditionalGeneration",
         _qwen2_5,

@@ -12,6 +12,7 @@ _FAMILIES = {
     "Glm4vMoeForConditionalGeneration": "decoder_svc.models.glm4v",
     "InternVLChatModel": "decoder_svc.models.internvl",
     "InternVLForConditionalGeneration": "decoder_svc.models.internvl",
+    "Qwen2VLForConditionalGeneration": "decoder_svc.models.qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "decoder_svc.models.qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "decoder_svc.models.qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "decoder_svc.models.qwen3_vl",

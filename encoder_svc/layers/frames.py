@@ -114,9 +114,9 @@ class FrameShape:
     merge: int
     head_dim: int
     theta: float
-    table_side: int
-    """Places along one side of the learned positions."""
-    read: Callable[[Places, int, torch.device], TableReads]
+    table_side: int = 0
+    """Places along one side of the learned positions; 0 = none are learned."""
+    read: Callable[[Places, int, torch.device], TableReads] = TableReads.bilinear
     """How these are read between their places."""
 
 
@@ -125,8 +125,13 @@ class FrameLayout:
     """Made on the CPU, kept on the device."""
 
     angles: Angles
-    positions: TableReads
+    positions: TableReads | None
     frames: Segments
+
+    def learned(self, table_EC: Tensor) -> Tensor:
+        """Learned positions of every patch, [N, C]."""
+        assert self.positions is not None, "this tower learns no positions"
+        return self.positions.of(table_EC)
 
     @classmethod
     def of(cls, shape: FrameShape, grids: Sequence[Grid], device: torch.device) -> FrameLayout:
@@ -136,7 +141,7 @@ class FrameLayout:
         lengths = [grid.h * grid.w for grid in grids for _ in range(grid.t)]
         return cls(
             angles=Angles(cos.to(device), sin.to(device)),
-            positions=shape.read(places, shape.table_side, device),
+            positions=shape.read(places, shape.table_side, device) if shape.table_side else None,
             frames=Segments.from_lengths(lengths, device),
         )
 

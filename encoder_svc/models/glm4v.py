@@ -137,7 +137,7 @@ class Glm4vVisionTower(VisionTower):
         layout = self._layouts.of(grids, patches.device)
         table = self.embeddings.position_embedding.weight
         x_NC = self.post_conv_layernorm(self.patch_embed(patches))
-        x_NC = x_NC + layout.positions.of(table).to(x_NC.dtype)
+        x_NC = x_NC + layout.learned(table).to(x_NC.dtype)
         if x_NC.dtype is torch.float16:
             x_NC = x_NC.float()  # the residual stream may outgrow float16
         delta_NC = torch.zeros_like(x_NC)

@@ -135,7 +135,7 @@ class Qwen3VisionTower(VisionTower):
         """See `VisionTower`."""
         layout = self._layouts.of(grids, patches.device)
         x_NC = self.patch_embed(patches)
-        x_NC = x_NC + layout.positions.of(self.pos_embed.weight).to(x_NC.dtype)
+        x_NC = x_NC + layout.learned(self.pos_embed.weight).to(x_NC.dtype)
         if x_NC.dtype is torch.float16:
             x_NC = x_NC.float()  # the residual stream may outgrow float16
         deeper = {}

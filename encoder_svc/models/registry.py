@@ -13,6 +13,7 @@ _TOWERS = {
     "Glm46VForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
     "Glm4vForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
     "Glm4vMoeForConditionalGeneration": ("encoder_svc.models.glm4v", "Glm4vVisionTower"),
+    "Qwen2VLForConditionalGeneration": ("encoder_svc.models.qwen2_vl", "Qwen2VisionTower"),
     "Qwen2_5_VLForConditionalGeneration": ("encoder_svc.models.qwen2_5_vl", "Qwen25VisionTower"),
     "Qwen3VLForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),
     "Qwen3VLMoeForConditionalGeneration": ("encoder_svc.models.qwen3_vl", "Qwen3VisionTower"),

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: native resolution, 14-pixel patches merged 2x2, two frames per temporal patch.
+"""Qwen2-VL and Qwen2.5-VL: native resolution, patches merged 2x2, two frames a temporal patch.
 
 Sizes: see `resize`. Frame choice follows the family's published video settings, except that short
 clips keep all their frames (see `choose_frames`).
@@ -36,9 +36,13 @@ class Qwen25VLPlanner(Planner):
 
     family = "qwen2_5_vl"
 
-    def __init__(self, *, image: ImageSettings, video: VideoSettings) -> None:
+    def __init__(
+        self, *, image: ImageSettings, video: VideoSettings, counts_groups: bool = False
+    ) -> None:
         self._image = image
         self._video = video
+        self._counts_groups = counts_groups
+        self._family = _FIRST if counts_groups else self.family
 
     @classmethod
     def from_files(
@@ -55,6 +59,7 @@ class Qwen25VLPlanner(Planner):
                 **read_sizes(video, fallback=image),
                 **{k: video[k] for k in _VIDEO_KEYS if video.get(k) is not None},
             ),
+            counts_groups=(config or {}).get("model_type") == _FIRST,
         )
 
     def plan_image(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
@@ -64,7 +69,7 @@ class Qwen25VLPlanner(Planner):
         height, width = resized(header, settings.factor, low, high, param=param)
         grid = Grid(1, height // settings.patch_size, width // settings.patch_size)
         return Layout(
-            self.family, header, height, width, (grid,), grid.patches // settings.merge_size**2
+            self._family, header, height, width, (grid,), grid.patches // settings.merge_size**2
         )
 
     def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
@@ -81,14 +86,17 @@ class Qwen25VLPlanner(Planner):
             width // settings.patch_size,
         )
         return Layout(
-            self.family,
+            self._family,
             header,
             height,
             width,
             (grid,),
             grid.patches // settings.merge_size**2,
             frame_indices=frames,
-            seconds_per_grid=_seconds_per_grid(header, frames, settings),
+            # Qwen2-VL's time counts temporal patches; later models' counts seconds.
+            seconds_per_grid=(
+                1.0 if self._counts_groups else _seconds_per_grid(header, frames, settings)
+            ),
         )
 
 
@@ -126,4 +134,5 @@ def _cap(settings: VideoSettings, low: int, high: int, num_frames: int) -> int:
     return max(min(high, share), int(low * 1.05))
 
 
+_FIRST = "qwen2_vl"
 _VIDEO_KEYS = ("fps", "min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens")

@@ -15,6 +15,7 @@ _PLANNERS = {
     "internvl": "gateway.planning.internvl:InternVLPlanner",
     "internvl_chat": "gateway.planning.internvl:InternVLPlanner",
     "qwen2_5_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner",
+    "qwen2_vl": "gateway.planning.qwen2_5_vl:Qwen25VLPlanner",
     "qwen3_vl": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
     "qwen3_vl_moe": "gateway.planning.qwen3_vl:Qwen3VLPlanner",
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,8 +92,8 @@ class Served:
         planner = planner_for(self.path)
         layouts = [planner.plan(one.header, MediaOptions(), param="p") for one in found]
         plans = [
-            replace(layout.to_plan(media_bytes=len(one.data)), digest=bytes([index + 1]) * 32)
-            for index, (layout, one) in enumerate(zip(layouts, found, strict=True))
+            replace(layout.to_plan(media_bytes=len(one.data)), digest=sha256(one.data).digest())
+            for layout, one in zip(layouts, found, strict=True)
         ]
         return layouts, plans
 
@@ -137,7 +139,7 @@ class Served:
                 inputs[pixels] = torch.cat([made.patches[i] for i in chosen])
                 inputs[grid] = torch.tensor([shape(made.plans[i]) for i in chosen])
         seconds = [p.seconds_per_grid for p in made.plans if p.modality is Modality.VIDEO]
-        if any(seconds):
+        if any(seconds) and "second_per_grid_ts" in signature(self.reference.forward).parameters:
             inputs["second_per_grid_ts"] = torch.tensor(seconds)
         return inputs
 
