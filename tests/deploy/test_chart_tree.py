@@ -141,6 +141,7 @@ CHANGES: dict[str, Any] = {
     "defaults.volumeMounts": [{"name": "v", "mountPath": "/v"}],
     "defaults.topologySpreadConstraints": [],
     "apiKeys.digests": ["0" * 64],
+    "transport": "nixl",
     "tls.issuerRef": {"name": "ours", "kind": "ClusterIssuer"},
     "tls.duration": "9000h",
     "tls.renewBefore": "700h",

@@ -131,6 +131,7 @@ def test_every_setting_reaches_its_service(role: str) -> None:
     elif role == "encoder":
         values |= {"decoder": {"config": {"dtype": "float16", "row_dtype": "float16"}}}
     values.setdefault("decoder", {})["shmSize"] = "4Gi"
+    values["decoder"]["parallelism"] = {"tensor": 2}  # two groups of experts
     config = to_mapping(configs(values)[role])
     assert {path: value_at(config, path) for path in changed} == {
         path: list(value) if isinstance(value, tuple) else value for path, value in changed.items()
@@ -139,7 +140,16 @@ def test_every_setting_reaches_its_service(role: str) -> None:
 
 def other(name: str, default: Any) -> Any:
     """Another value that the service takes."""
-    words = {"dtype": "float16", "row_dtype": "float16", "device": "cpu", "digest": "full"}
+    words = {
+        "async_scheduling": "off",
+        "attention_backend": "reference",
+        "load_format": "dummy",
+        "slab_memory": "host",
+        "dtype": "float16",
+        "row_dtype": "float16",
+        "device": "cpu",
+        "digest": "full",
+    }
     if name in words:
         return words[name]
     if isinstance(default, bool):
@@ -235,7 +245,7 @@ def test_pods_may_do_nothing_but_serve(path: Path) -> None:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not security["allowPrivilegeEscalation"]
-        pins = {"add": ["IPC_LOCK"]} if "24" in path.name and role == "decoder" else {}
+        pins = {"add": ["IPC_LOCK"]} if scenario(path).get(role, {}).get("rdma") else {}
         assert security["capabilities"] == {"drop": ["ALL"]} | pins
         assert security["readOnlyRootFilesystem"] is not ("18" in path.name and role == "gateway")
         assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]

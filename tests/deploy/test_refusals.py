@@ -196,6 +196,17 @@ REFUSALS = {
         ),
         ("config.cache_bytes of every worker may take 4294967296 bytes",),
     ),
+    "encoder out of memory by two caches": (
+        both(
+            nested("encoder.resources.limits.memory", "4G"),
+            nested("encoder.config.host_cache_bytes", 3 << 30),
+        ),
+        ("config.cache_bytes and host_cache_bytes of every worker may take 4294967296 bytes",),
+    ),
+    "experts over ranks that do not divide": (
+        nested("decoder.config.parallel.ep_size", 2),
+        ("ep_size is 2, decoder.parallelism.tensor is 1", "make tensor a multiple"),
+    ),
     "gateway out of memory": (
         nested("gateway.resources.limits.memory", 2147483648),
         ("config.media.max_bytes_in_flight may take 2147483648 bytes",),

@@ -172,7 +172,9 @@ chiasm_encoder_pending_patches: {{ mulf . $.ranks | int64 }}
 {{- if eq $name "gateway" }}
 {{- $held = $role.config.media.max_bytes_in_flight }}{{ $setting = "config.media.max_bytes_in_flight" }}
 {{- else if eq $name "encoder" }}
-{{- $held = mulf $role.config.cache_bytes $role.ranks }}{{ $setting = "config.cache_bytes of every worker" }}
+{{- $held = mulf (add (int64 $role.config.cache_bytes) (int64 $role.config.host_cache_bytes)) $role.ranks }}
+{{- $setting = "config.cache_bytes of every worker" }}
+{{- if $role.config.host_cache_bytes }}{{ $setting = "config.cache_bytes and host_cache_bytes of every worker" }}{{ end }}
 {{- else }}
 {{- $shm := include "chiasm.bytes" ($role.shmSize | default "64Mi") | int64 }}
 {{- $least := add (int64 $role.config.memory.slab_bytes) (mul 64 1048576 $role.ranks) }}
@@ -183,6 +185,11 @@ chiasm_encoder_pending_patches: {{ mulf . $.ranks | int64 }}
 {{- end }}
 {{- $held = $shm }}{{ $setting = "shmSize" }}
 {{- with $role.parallelism }}
+{{- if mod .tensor (int $role.config.parallel.ep_size) }}
+- >-
+  decoder.config.parallel.ep_size is {{ $role.config.parallel.ep_size }}, decoder.parallelism.tensor is {{ .tensor }}:
+  experts are spread over groups of tensor parallel ranks; make tensor a multiple
+{{- end }}
 {{- if mod .pipeline .nodes }}
 - >-
   decoder.parallelism: {{ .pipeline }} stages cannot be spread over {{ .nodes }} nodes, each holds whole stages and

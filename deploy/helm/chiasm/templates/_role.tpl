@@ -63,7 +63,7 @@
 {{-     $_ := set $own "api_key_file" "/etc/chiasm/api-keys/digests" -}}
 {{-   end -}}
 {{- else -}}
-{{-   $_ := set $own "transport" "grpc" -}}
+{{-   $_ := set $own "transport" $root.Values.transport -}}
 {{- end -}}
 {{- if and $role.gpuResource (eq $role.config.device "auto") -}}
 {{-   $_ := set $own "device" "cuda" }} {{- /* an image without CUDA must fail, not compute on the CPU */ -}}
