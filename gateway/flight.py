@@ -13,6 +13,7 @@ from chiasm.errors import (
     ChiasmError,
     EmbeddingLost,
     Internal,
+    InvalidRequest,
     ResourceExhausted,
     Unavailable,
 )
@@ -119,6 +120,10 @@ class Flight:
 
     async def _start(self) -> None:
         order = self._order
+        if order.sampling.HasField("grammar") and "grammar" not in self._decoder.features:
+            raise InvalidRequest(  # one that does not know the field would not obey it either
+                "the decoder cannot hold an answer to a form", param=order.sampling.grammar.param
+            )
         promises = await self._encodings.assign()
         try:
             client = self._fleet.decoder(self._decoder.address)

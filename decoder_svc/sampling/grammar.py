@@ -112,9 +112,13 @@ def source_of(kind: str, text: str) -> str:
         raise ValueError(f"it has more than {MOST_SOURCE_BYTES} bytes")
     if kind == "json_schema":
         try:
-            json.loads(text)
+            parsed = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not JSON: {error}") from None
+        if parsed is True:  # any JSON
+            text = "{}"
+        elif not isinstance(parsed, dict):
+            raise ValueError("a schema is an object, or true")
         return str(LLMatcher.grammar_from_json_schema(text, overrides=_JSON_OPTIONS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))

@@ -290,4 +290,5 @@ def _endpoint(address: str, description: common_pb2.Description) -> Endpoint:
         max_model_len=description.max_model_len,
         language_model=description.digests.language_model,
         max_item_patches=description.max_item_patches,
+        features=frozenset(description.features),
     )

@@ -44,6 +44,8 @@ class Endpoint:
     language_model: bytes = b""
     max_item_patches: int = 0
     """Of an encoder; 0 = not said."""
+    features: frozenset[str] = frozenset()
+    """What it can do beside the contract's least."""
 
     def fits(self, other: Endpoint) -> bool:
         """Whether rows made by one are taken by the other. Unknown towers fit any."""

@@ -204,6 +204,7 @@ BAD_SCHEMAS: dict[str, Any] = {
     "a reference to elsewhere": {"$ref": "http://localhost:1/schema.json"},
     "an unknown keyword": {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}},
     "a type that is none": {"type": "text"},
+    "nothing": False,
     "contradiction": {"type": "string", "enum": [1, 2]},
     "endless": ENDLESS,
     "wide": WIDE,
@@ -229,6 +230,7 @@ async def test_good_grammars_pass(check: GrammarCheck) -> None:
     assert await check.check(many)
     tuples = schema_of({"type": "array", "items": [{"type": "string"}, {"type": "integer"}]})
     assert await check.check(tuples)
+    assert await check.check(schema_of(True))
     recursive = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "null"}, {}]}}}
     assert await check.check(schema_of(recursive))
 

@@ -118,6 +118,7 @@ class RigMaker:
         media: MediaConfig | None = None,
         admission: AdmissionConfig | None = None,
         routing: RoutingConfig | None = None,
+        features: Sequence[str] = (),
     ) -> Rig:
         es = [FakeEncoder() for _ in range(encoders)] if isinstance(encoders, int) else encoders
         ds = [FakeDecoder() for _ in range(decoders)] if isinstance(decoders, int) else decoders
@@ -127,6 +128,7 @@ class RigMaker:
             server = await self._stack.enter_async_context(serving(peer))
             servers[id(peer)] = server
             peer.description = _description(role, model_len)
+            peer.description.features.extend(features)
             peer.description.advertised_address = server.address
         config = GatewayConfig(
             model="demo",

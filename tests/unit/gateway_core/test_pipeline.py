@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -19,11 +20,18 @@ from gateway.messages import (
     ChoiceDone,
     Delta,
     FinishReason,
+    Guide,
+    GuideKind,
     JobDone,
+    MediaOptions,
+    Message,
     RawJob,
+    Role,
     Sampling,
+    TextPart,
 )
-from tests.unit.gateway_core.conftest import RigMaker, chat, collect, picture, png
+from gateway.prompt import PromptBuilder
+from tests.unit.gateway_core.conftest import MODEL_DIR, RigMaker, chat, collect, picture, png
 
 
 def text_of(events: list, choice: int = 0) -> str:
@@ -264,3 +272,37 @@ class WaitingDecoder(FakeDecoder):
         self.script.land_s = 2.1 if generation.start.promises else 0.0
         async for response in super()._land(generation):
             yield response
+
+
+async def test_a_form_is_only_asked_of_decoders_that_know_forms(make_rig: RigMaker) -> None:
+    rig = await make_rig()
+    form = Guide(GuideKind.JSON_SCHEMA, {"type": "object"}, "response_format")
+    with pytest.raises(InvalidRequest) as refused:
+        await collect(rig.pipeline, chat("hello", guide=form))
+    assert refused.value.param == "response_format"
+    assert not rig.decoders[0].generations
+    able = FakeDecoder()
+    rig = await make_rig(decoders=[able], features=("grammar",))
+    await collect(rig.pipeline, chat("hello", guide=form))
+    grammar = able.generations[0].start.sampling.grammar
+    assert (grammar.json_schema, grammar.param) == ('{"type": "object"}', "response_format")
+
+
+async def test_bounds_of_one_medium_hold_for_it_alone(make_rig: RigMaker) -> None:
+    rig = await make_rig()
+    parts = [picture(png()), replace(picture(png()), options=MediaOptions(max_pixels=56 * 56))]
+    await collect(rig.pipeline, chat("what?", *parts))
+    large, small = rig.decoders[0].generations[0].start.promises
+    assert small.plan.num_rows == 4 < large.plan.num_rows
+
+
+async def test_the_last_message_is_gone_on_with(make_rig: RigMaker) -> None:
+    rig = await make_rig()
+    job = chat("hello")
+    begun = Message(Role.ASSISTANT, (TextPart("It is a "),))
+    await collect(rig.pipeline, replace(job, messages=(*job.messages, begun), continue_final=True))
+    await collect(rig.pipeline, replace(job, add_generation_prompt=False))
+    open_turn, closed = (g.start.prompt_token_ids for g in rig.decoders[0].generations)
+    decode = PromptBuilder(MODEL_DIR).vocabulary.decode
+    assert decode(open_turn, skip_special=False).endswith("<|im_start|>assistant\nIt is a ")
+    assert decode(closed, skip_special=False).endswith("hello<|im_end|>\n")
