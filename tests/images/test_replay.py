@@ -21,7 +21,7 @@ FLAGS = {"gateway": ("--decoder-urls", "127.0.0.1:1"), "encoder": (), "decoder":
 # What the images of torch may bring is none of the gateway's.
 UNWANTED = {"gateway": {"torch", "transformers", "safetensors"}, "encoder": set(), "decoder": set()}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def stages(role: str) -> list[Stage]:
