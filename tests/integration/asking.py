@@ -87,9 +87,11 @@ async def empty(find: Callable[[], dict[str, Any]], seconds: float) -> None:
             await asyncio.sleep(0.2)
 
 
-async def patient(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> httpx.Response:
-    """Comes back when it is told to, for three minutes; the first answer that is no refusal."""
-    async with asyncio.timeout(180):
+async def patient(
+    client: httpx.AsyncClient, url: str, request: dict[str, Any], *, within_s: float = 120
+) -> httpx.Response:
+    """Comes back when it is told to, for so long; the first answer that is no refusal."""
+    async with asyncio.timeout(within_s):
         while True:
             reply = await client.post(f"{url}/v1/chat/completions", json=request)
             if reply.status_code not in (429, 503):
