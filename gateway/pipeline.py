@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from chiasm.config import GatewayConfig
@@ -33,6 +34,7 @@ from gateway.messages import (
     RawJob,
     Readiness,
     ServedModel,
+    TextPart,
 )
 from gateway.order import Item, Order, context_of, sampling_of
 from gateway.patience import PATIENCE_S, soon
@@ -42,6 +44,8 @@ from gateway.relay import Relay
 from gateway.routing import Endpoint, prefix_key
 from gateway.timeline import Timeline
 from gateway.turns import TurnForm
+
+_SHORT_TURNS, _SHORT_CHARS = 4, 1024
 
 
 class Pipeline:
@@ -175,13 +179,14 @@ class Pipeline:
     async def _prompt(self, job: Job, layouts: Sequence[Layout]) -> ExpandedPrompt:
         """Token ids with one run of placeholders per medium."""
         if isinstance(job, ChatJob):
-            rendered = await asyncio.to_thread(
+            render = partial(
                 self._prompts.render,
                 job.messages,
                 scripts=[layout.script for layout in layouts],
                 form=TurnForm.of(job),
                 limit=self._fleet.decoders.max_model_len,
             )
+            rendered = render() if _is_short(job) else await asyncio.to_thread(render)
             return self._prompts.expand(rendered, [r for layout in layouts for r in layout.runs])
         if isinstance(job.prompt, str):
             ids = await asyncio.to_thread(
@@ -265,6 +270,14 @@ class Pipeline:
             lambda: AnswerReader(dialect, toolbox, thinking=prompt.opens_thought, aloud=aloud),
             prompt_tokens=len(prompt.token_ids),
         )
+
+
+def _is_short(job: ChatJob) -> bool:
+    """Whether to render it takes less than to hand it to a thread and back."""
+    if job.toolbox or job.template_options or len(job.messages) > _SHORT_TURNS:
+        return False
+    texts = (p.text for m in job.messages for p in m.parts if isinstance(p, TextPart))
+    return sum(map(len, texts)) <= _SHORT_CHARS and not any(m.tool_calls for m in job.messages)
 
 
 def _name(model: str) -> str:

@@ -78,17 +78,16 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
     lease = request.state.lease
     assert isinstance(lease, ByteLease), "the front layer gives every request one"
     raw = bytearray()
-    chunks = aiter(request.stream())
+    now = asyncio.get_running_loop().time
     try:
-        while True:
-            async with asyncio.timeout(SILENCE_S):
-                chunk = await anext(chunks, None)
-            if chunk is None:
-                return raw
-            lease.add(len(chunk))
-            raw += chunk
-            if len(raw) > max_bytes:
-                raise _too_large(max_bytes)
+        async with asyncio.timeout(SILENCE_S) as silence:
+            async for chunk in request.stream():
+                lease.add(len(chunk))
+                raw += chunk
+                if len(raw) > max_bytes:
+                    raise _too_large(max_bytes)
+                silence.reschedule(now() + SILENCE_S)
+        return raw
     except ClientDisconnect as error:
         raise Cancelled("the client went away") from error
     except TimeoutError as error:

@@ -15,6 +15,8 @@ from chiasm.errors import InvalidRequest
 from gateway.api.errors import error_body
 
 MAX_OVERHEAD_BYTES = 64 << 10  # of a head, of trailers, of chunk sizes
+_PIECE_BYTES = 256 << 10  # of a body, read at once
+_PIECE_S = 0.25  # or what has come in so long
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -24,6 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._overhead = 0  # bytes since the last end of a head, piece of a body, or message
         self._deadline: asyncio.TimerHandle | None = None
+        self._told = 0.0  # when the reader of a body was last woken
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head is awaited."""
@@ -65,9 +68,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
+        """A piece of a body. Who reads it is not woken for each: a megabyte has dozens."""
         self._overhead = 0
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        now = self.loop.time()
+        if len(cycle.body) >= _PIECE_BYTES or now - self._told > _PIECE_S:
+            self._told = now
+            cycle.message_event.set()
+        if len(cycle.body) >= 2 * _PIECE_BYTES:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """A request has ended."""
