@@ -63,11 +63,11 @@ test-clients: setup .venv-clients/.stamp ## LiteLLM and LangChain against the ru
 	$(BIN)/python -m pytest -m clients tests/integration $(PYTEST_ARGS)
 
 test-schemas: setup ## Answers for all schemas of a public test suite (CI takes a twelfth)
-	TEST_SCHEMAS=all $(BIN)/python -m pytest -s --timeout 1800 \
+	TEST_SCHEMAS=all $(BIN)/python -m pytest -s \
 		tests/integration/test_schema_suite.py $(PYTEST_ARGS)
 
 test-schemathesis: setup ## 5,000 requests made up from the OpenAPI document (CI makes 240)
-	TEST_CALLS=5000 $(BIN)/python -m pytest -s --timeout 3600 \
+	TEST_CALLS=5000 $(BIN)/python -m pytest -s \
 		tests/integration/test_described_api.py $(PYTEST_ARGS)
 
 test-gpu: setup ## The tests that need a CUDA device

@@ -14,7 +14,7 @@ from tests.integration.media import circle
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CLIENTS_VENV", ROOT / ".venv-clients")) / "bin" / "python"
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 async def test_clients_of_other_projects_are_served(base_url: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import pytest
 from jsonschema.protocols import Validator
 from tokenizers import Tokenizer
 
@@ -88,7 +89,7 @@ async def ask_all(base_url: str, name: str, chosen: list[dict[str, Any]]) -> Cou
         async with gate:
             found[await outcome(client, case, index)] += 1
 
-    async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=600) as client:
         await asyncio.gather(*(one(index, case) for index, case in enumerate(chosen)))
         health = await client.get("/ready")
     print(f"\n{name} schemas: {len(chosen)} tried; {dict(found)}")
@@ -97,6 +98,7 @@ async def ask_all(base_url: str, name: str, chosen: list[dict[str, Any]]) -> Cou
     return found
 
 
+@pytest.mark.timeout(1800)
 async def test_the_suite_s_schemas_are_obeyed_or_refused(base_url: str) -> None:
     chosen = cases()
     found = await ask_all(base_url, "the suite's", chosen)
@@ -104,6 +106,7 @@ async def test_the_suite_s_schemas_are_obeyed_or_refused(base_url: str) -> None:
     assert found["refused"] < len(chosen) * 3 // 4
 
 
+@pytest.mark.timeout(1800)
 async def test_random_schemas_are_obeyed(base_url: str) -> None:
     chosen = random_cases()
     found = await ask_all(base_url, "random", chosen)
