@@ -42,7 +42,7 @@ _PATIENCE_S = 120.0
 
 
 def repeats_of(nbytes: int, most: int) -> int:
-    return max(3, min(most, (256 * MIB) // nbytes))
+    return max(2, min(most, (128 * MIB) // nbytes))
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def routes() -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=20, help="repeats of the small sizes")
+    parser.add_argument("--most", type=int, default=10, help="repeats of the small sizes")
     parser.add_argument("--note", default="", help="printed with the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -159,7 +159,9 @@ def main() -> None:
     lines = [f"## {now:%Y-%m-%d %H:%M} UTC\n"]
     began = time.monotonic()
     for source, target in routes():
-        lines += table(source, target, args.most)
+        for line in table(source, target, args.most):
+            print(line, flush=True)
+            lines.append(line)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     ucx = ", ".join(f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("UCX_"))
     lines.append(
@@ -171,7 +173,7 @@ def main() -> None:
     if args.note:
         lines.append(f"\n{args.note}")
     text = "\n".join(lines) + "\n"
-    print(text)
+    print("\n".join(lines[-3:]))
     head = "# How fast rows travel\n" if not args.out.exists() else ""
     with args.out.open("a", encoding="utf-8") as file:
         file.write(f"{head}\n{text}")

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chiasm.checkpoint import resolve_model, weight_files
+from chiasm.transport.ucx import apply_ucx_settings, chosen, has_tcp, rdma_devices
 
 GIB = 1 << 30
 
@@ -89,9 +90,21 @@ def _machine() -> Iterator[Finding]:
     nixl = _probe(_PROBE_NIXL)
     found = nixl.get("error", "agent with UCX starts")
     yield Finding("nixl", str(found), "error" not in nixl)
-    rdma = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    yield _ucx()
+    rdma = rdma_devices()
     yield Finding("RDMA devices", ", ".join(rdma) or "none: rows travel over TCP", bool(rdma))
     yield _shared_memory()
+
+
+def _ucx() -> Finding:
+    """What UCX is told: by whoever set up this machine, and by chiasm (docs/transport.md)."""
+    environment = dict(os.environ)
+    given = environment.get("UCX_TLS", "all")
+    apply_ucx_settings(environment)
+    found = ", ".join(chosen(environment))
+    if not has_tcp(given):
+        return Finding("UCX", f"{found} (tcp was added: agents need it)", False)
+    return Finding("UCX", found, True)
 
 
 def _package(name: str, *, needed: bool) -> Finding:

@@ -64,8 +64,8 @@ def rdma_devices() -> list[str]:
     return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
-def unusual(environment: MutableMapping[str, str]) -> Iterator[str]:
-    """UCX variables that somebody has set, for a report."""
+def chosen(environment: MutableMapping[str, str]) -> Iterator[str]:
+    """UCX's variables, for a report."""
     for name in sorted(environment):
         if name.startswith("UCX_"):
             yield f"{name}={environment[name]}"

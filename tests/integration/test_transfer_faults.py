@@ -25,7 +25,7 @@ from tests.unit.transfer.loopback import media_plan
 ROUNDS = int(os.environ.get("CHIASM_FAULT_ROUNDS", "12"))
 """Each of the six faults comes equally often; the full measure is 200 a transport."""
 FAULTS = ("kill encoder", "kill decoder", "stop encoder", "stop decoder", "none", "abort")
-PATIENCE_S, REST_S = 20.0, 40.0
+PATIENCE_S, REST_S = 30.0, 60.0
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -43,7 +43,7 @@ class Process:
         )
         self.process.start()
         theirs.close()
-        self.hello = hear(self.pipe, 60)
+        self.hello = hear(self.pipe, 240)
 
     def signal(self, number: int) -> None:
         assert self.process.pid is not None

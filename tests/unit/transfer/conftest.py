@@ -12,9 +12,9 @@ from tests.unit.transfer.loopback import Nixl, Sides
 @pytest.fixture
 def nixl() -> Iterator[Nixl]:
     """Rows of this test travel by NIXL."""
-    Sides.nixl = Nixl()
-    yield Sides.nixl
-    Sides.nixl.close()
+    ends = Sides.nixl = Nixl()
+    yield ends
+    ends.close()
     Sides.nixl = None
 
 

@@ -342,3 +342,37 @@ def test_release_of_an_unknown_request_is_nothing() -> None:
     r = receiver()
     r.release("never")
     r.check()
+
+
+def test_rows_in_a_lost_rank_are_asked_for_again_and_others_are_kept() -> None:
+    r = receiver()
+    (fetch,) = started(r)
+    ready(r, fetch, 0, 10)
+    grant(r)
+    r.on_event(Landed(fetch, 0, 1, bank=1))
+    (run,) = r.locate("r", 0, Span(0, 10))
+    free = r.num_free_pages
+    r.take_notices()
+    r.lose_bank(0)
+    assert r.locate("r", 0, Span(0, 10)) == (run,)
+    assert not r.take_notices()
+    r.lose_bank(1)
+    (lost,) = r.take_notices()
+    assert isinstance(lost, PartLost) and lost.cause is Cause.PREEMPTED
+    assert r.num_free_pages > free and r.landed_until("r", 0, 0) == 0
+    r.check()
+
+
+def test_word_that_rows_landed_in_a_rank_that_is_gone_comes_too_late() -> None:
+    r = receiver()
+    (fetch,) = started(r)
+    ready(r, fetch, 0, 10)
+    grant(r)
+    r.lose_bank(1)
+    r.on_event(Landed(fetch, 0, 1, bank=1))
+    assert r.landed_until("r", 0, 0) == 0
+    (lost,) = r.take_notices()
+    assert isinstance(lost, PartLost) and lost.cause is Cause.PREEMPTED
+    r.on_event(Quiesced(fetch))
+    r.check()
+    assert r.num_free_pages == r._pool.num_pages
