@@ -26,7 +26,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: parity help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -89,6 +89,10 @@ proto: proto-tools ## Generate chiasm/v1 from proto/ with the oldest tools suppo
 	rm -f $(STUBS)/common_pb2_grpc.py
 
 proto-tools: $(PROTO_VENV)/.stamp
+
+parity: setup ## Every family on every layout against transformers (an hour); writes docs/parity.md
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/parity \
+		tests/integration/test_families.py --every-layout --parity-page docs/parity.md $(PYTEST_ARGS)
 
 docs: setup ## Generate docs/configuration.md
 	$(BIN)/python -m chiasm.cli.reference > docs/configuration.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ HEADER = f"{'checkpoint':20} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity` asks for beyond the usual run."""
     parser.addoption("--every-layout", action="store_true", help="all layouts of all families")
+    parser.addoption("--parity-page", help="write the parity table to this file")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -26,6 +28,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("parity with transformers: largest difference, float32, CPU")
         for line in [HEADER, *lines]:
             terminalreporter.write_line(line)
+        if page := terminalreporter.config.getoption("--parity-page"):
+            Path(page).write_text(_page(lines), encoding="utf-8")
+
+
+def _page(lines: list[str]) -> str:
+    """docs/parity.md: of the families' lines, those of checkpoints that are made here."""
+    rows = [(line[:20].strip(), line[21:36].strip(), *line[36:].split()) for line in sorted(lines)]
+    known = [row for row in rows if row[1] in _PROMPTS]
+    known = [(*r[:3], "", "", *r[5:]) if r[1] == _TOKENS_ONLY else r for r in known]
+    body = "".join(f"| {' | '.join(row)} |\n" for row in known)
+    return _PAGE + body
+
+
+_TOKENS_ONLY = "text + image"
+_PROMPTS = ("image", "2 images", "video", "text only", "text + image")
+_PAGE = """\
+# Parity with transformers
+
+Written by `make parity`. Small random weights of the true architecture, float32 on a CPU.
+transformers is given the same token ids and the same pixels; *rows* and *logits* are the largest
+difference of any value, of all levels of the rows and of the logits of all 64 steps. *equal* counts
+greedy tokens. In the last prompt of each, text and a picture are one batch, and only tokens are
+compared. Tests fail above 1e-4.
+
+| architecture | prompt | prompt tokens | rows | logits | equal |
+|---|---|---:|---:|---:|---:|
+"""
 
 
 def _recorded(reporter: pytest.TerminalReporter) -> Iterator[str]:

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chiasm.checkpoint import resolve_model, weight_files
+from chiasm.cli.model_facts import Traffic, describe
 from chiasm.transport.ucx import apply_ucx_settings, chosen, has_tcp, rdma_devices
 
 GIB = 1 << 30
@@ -56,13 +57,17 @@ class Finding:
     needed: bool = False
 
 
-def run_check(model: str | None) -> int:
+def run_check(model: str | None, traffic: Traffic | None = None) -> int:
     """Prints the report.
+
+    Args:
+        model: A checkpoint to look at as well.
+        traffic: What it is to serve, and on what.
 
     Returns:
         0 when everything that is needed is there, else 1.
     """
-    findings = [*_machine(), *(_checkpoint(model) if model else ())]
+    findings = [*_machine(), *(_checkpoint(model, traffic or Traffic()) if model else ())]
     table = Table(show_header=False, box=None, padding=(0, 1))
     for finding in findings:
         mark = ("✓", "green") if finding.good else ("✗", "red") if finding.needed else ("-", "dim")
@@ -140,7 +145,7 @@ def _probe(code: str) -> dict[str, Any]:
     return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
 
 
-def _checkpoint(model: str) -> Iterator[Finding]:
+def _checkpoint(model: str, traffic: Traffic) -> Iterator[Finding]:
     try:
         directory = resolve_model(model)
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -151,7 +156,14 @@ def _checkpoint(model: str) -> Iterator[Finding]:
     for name in ("tokenizer.json", "preprocessor_config.json"):
         there = (directory / name).is_file()
         yield Finding(name, "there" if there else "missing", there, needed=True)
-    yield _weights(directory)
+    weights = _weights(directory)
+    yield weights
+    if weights.good:
+        try:
+            for what, found in describe(directory, traffic):
+                yield Finding(what, found, True)
+        except (KeyError, ValueError) as error:
+            yield Finding("sizes", f"{type(error).__name__}: {error}", False)
 
 
 def _weights(directory: Path) -> Finding:

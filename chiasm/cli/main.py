@@ -17,6 +17,7 @@ from chiasm.cli.client import DEFAULT_URL, Client, user_message
 from chiasm.cli.demo import run_demo
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.machine import Layout
+from chiasm.cli.model_facts import Traffic
 from chiasm.cli.up import serve_machine
 
 SERVICES = {"encoder": "encoder_svc", "decoder": "decoder_svc", "gateway": "gateway"}
@@ -169,15 +170,21 @@ def bench(
 
 
 @app.command
-def check(*, model: str | None = None) -> int:
+def check(
+    *,
+    model: str | None = None,
+    traffic: Annotated[Traffic | None, Parameter(name="*")] = None,
+) -> int:
     """Say what this machine can do: torch, GPUs, NIXL, RDMA, shared memory.
+
+    With --model also how large a checkpoint is, which layouts fit, and whether splitting pays.
 
     Parameters
     ----------
     model
         Checkpoint directory, hub id or `demo` to look at as well.
     """
-    return run_check(model)
+    return run_check(model, traffic)
 
 
 def encoder() -> None:

@@ -180,13 +180,14 @@ class DecoderStage(nn.Module):
             [T, hidden], or [S, hidden] with `keep`.
         """
         last = len(self.layers) - 1
-        assert keep is None or last >= self.config.deepstack_levels, "media meet a shortened layer"
+        deeper = self.config.deepstack_levels if media is not None else 0
+        assert keep is None or last >= deeper, "media meet a shortened layer"
         angles = self.rotary.angles(positions)
         update = None
         for index, layer in enumerate(self.layers):
             kept = keep if index == last else None
             hidden, update = layer(hidden, update, angles, attention, kept)
-            if media is not None and index < self.config.deepstack_levels:
+            if media is not None and index < deeper:
                 update = update.index_add(0, media.at, media.level(index + 1))
         assert update is not None, "a stage has at least one layer"
         total: torch.Tensor = hidden + update

@@ -6,7 +6,7 @@ A few layouts cover each pair of settings; `--every-layout` (`make parity`) runs
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,16 @@ CHUNK, WHOLE = 16, 4096
 Setting = tuple[int, int, int, int, bool]
 """tp, pp, ep, chunk, prefix cache."""
 
-COVER: dict[bool, tuple[Setting, ...]] = {
-    False: ((2, 2, 1, CHUNK, True), (1, 4, 1, WHOLE, False)),
-    True: ((2, 2, 2, CHUNK, False), (2, 1, 1, WHOLE, True)),
-}
+# One a family, each pair of settings on some family: CI has two cores and little time.
+DENSE: tuple[Setting, ...] = (
+    (2, 2, 1, CHUNK, True),
+    (1, 4, 1, WHOLE, False),
+    (2, 1, 1, WHOLE, True),
+    (1, 2, 1, CHUNK, False),
+)
+EXPERTS: tuple[Setting, ...] = ((2, 2, 2, CHUNK, False), (2, 1, 1, WHOLE, True))
+DEEPSTACK: Setting = (1, 4, 1, CHUNK, True)
+"""Four stages of twelve layers: the first holds just the layers that take deeper features in."""
 
 
 def every(moe: bool) -> list[Setting]:
@@ -43,11 +49,11 @@ def every(moe: bool) -> list[Setting]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     full = metafunc.config.getoption("--every-layout")
-    cases = [
-        (name, setting)
-        for name, family in FAMILIES.items()
-        for setting in (every(family.moe) if full else COVER[family.moe])
-    ]
+    dense, experts = cycle(DENSE), cycle(EXPERTS)
+    cases = []
+    for name, family in FAMILIES.items():
+        cover = [next(experts if family.moe else dense)] + [DEEPSTACK] * family.deepstack
+        cases += [(name, setting) for setting in (every(family.moe) if full else cover)]
     metafunc.parametrize(("name", "setting"), cases, ids=[f"{n}-{s}" for n, s in cases])
 
 
