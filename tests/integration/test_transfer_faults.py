@@ -26,7 +26,9 @@ ROUNDS = int(os.environ.get("CHIASM_FAULT_ROUNDS", "12"))
 """Each of the six faults comes equally often; the full measure is 200 a transport."""
 FAULTS = ("kill encoder", "kill decoder", "stop encoder", "stop decoder", "none", "abort")
 PATIENCE_S, REST_S = 30.0, 60.0
-CONTEXT = multiprocessing.get_context("spawn")
+# A server that has imported everything forks the ends: a restart takes a fraction of a second.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.integration.transfer_ends"])
 
 
 class Process:
