@@ -7,6 +7,9 @@ and cut over the rest of the tensor-parallel ones; every rank sees all tokens an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +19,10 @@ from decoder_svc.layers.mlp import GatedMLP
 from decoder_svc.models.weights import CheckpointReader
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.tp import all_reduce
+
+Products: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
 
 
 class Router(nn.Module):
@@ -97,7 +104,7 @@ class Experts(nn.Module):
             sorted_, torch.arange(len(own), device=hidden.device), right=True, out_int32=True
         )
         picked = hidden.index_select(0, order // top_k)
-        given = _GROUPED[hidden.is_cuda](picked, self.gate_up, self.down, ends)
+        given = _products(picked)(picked, self.gate_up, self.down, ends)
         ours = (sorted_ < len(own)).unsqueeze(-1)
         scaled = given.float() * weights.flatten().index_select(0, order).unsqueeze(-1)
         scaled = torch.where(ours, scaled, 0.0)  # rows that no product wrote may hold anything
@@ -154,4 +161,22 @@ def _grouped(
     return torch._grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
 
 
-_GROUPED = {False: _one_by_one, True: _grouped}
+def _every_expert(
+    tokens: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    """The same by asking every expert about every token: slow, but it can be captured."""
+    place = torch.arange(len(tokens), device=tokens.device)
+    owner = torch.searchsorted(ends, place, right=True, out_int32=True).unsqueeze(-1)
+    out = torch.zeros_like(tokens)
+    for expert in range(len(gate_up)):
+        gate, up = F.linear(tokens, gate_up[expert]).chunk(2, dim=-1)
+        mixed = F.linear(F.silu(gate) * up, down[expert])
+        out = torch.where(owner == expert, mixed, out)
+    return out
+
+
+def _products(tokens: torch.Tensor) -> Products:
+    """On a GPU only bfloat16 has grouped products; nothing there may wait for the device."""
+    if not tokens.is_cuda:
+        return _one_by_one
+    return _grouped if tokens.dtype is torch.bfloat16 else _every_expert
