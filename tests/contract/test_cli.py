@@ -133,7 +133,8 @@ def test_services_refuse_a_missing_checkpoint(role: str) -> None:
 def test_check_reports_this_machine_and_the_demo_checkpoint() -> None:
     done = chiasm("check", "--model", "demo")
     assert done.returncode == 0, done.stdout
-    for word in ("python", "torch", "nixl", "UCX_LOG_LEVEL=fatal", "/dev/shm", "qwen2_5_vl", "weights"):
+    words = ("python", "torch", "nixl", "UCX_LOG_LEVEL=fatal", "/dev/shm", "qwen2_5_vl", "weights")
+    for word in words:
         assert word in done.stdout
 
 
