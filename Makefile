@@ -56,7 +56,7 @@ test-kube: setup ## Install the chart into a real API server, if `make apiserver
 apiserver: ## Build that API server from Debian 12's sources: 5 minutes, once, 130 MB in .apiserver
 	@tests/kube/build_apiserver.sh .apiserver
 
-soak: setup ## Half an hour of small caches, restarts and floods, with figures
+soak: setup ## An hour of small caches, restarts and floods, with figures
 	SOAK=whole $(BIN)/python -m pytest tests/integration/test_soak.py -s $(PYTEST_ARGS)
 
 test-clients: setup .venv-clients/.stamp ## LiteLLM and LangChain against the running system

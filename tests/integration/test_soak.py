@@ -1,6 +1,6 @@
 """Long runs of what wears services down: caches that are too small, restarts, floods of pictures.
 
-Each is short by default and whole with SOAK=whole (`make soak`, about half an hour), which prints
+Each is short by default and whole with SOAK=whole (`make soak`, about an hour), which prints
 its figures.
 """
 
