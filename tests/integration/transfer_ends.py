@@ -49,7 +49,7 @@ async def _encoder(port: int, pipe: Connection) -> None:
     engine.make_buffer = kept
     agent = TransferAgent((arena.region,))
     outbound = NixlOutbound(agent, arena.region.memory_type)
-    limits = {"cache_bytes": 4 << 20, "fetch_grace_s": 2.0}
+    limits = {"cache_bytes": 4 << 20, "fetch_grace_s": 20.0}
     async with loopback.encoder(engine, port=port, outbound=outbound, **limits) as encoder:
         pipe.send(encoder.epoch)
         store, fetches = encoder.servicer.store, encoder.servicer.fetches
@@ -85,7 +85,7 @@ async def _decoder(pipe: Connection) -> None:
 
 
 async def _fetch(decoder: loopback.Decoder, name: str, source: Source, patience_s: float) -> str:
-    """landed, lost (another encode is needed), or late; wrong rows end the process."""
+    """landed, lost and why (another encode is needed), or late; wrong rows end the process."""
     plan = media_plan(name, ROWS)
     decoder.notices.clear()
     window = 2 * PAGES * PAGE_ROWS // 3
@@ -100,7 +100,7 @@ async def _fetch(decoder: loopback.Decoder, name: str, source: Source, patience_
     _check(decoder, name, Span(0, landed), bytes_of(plan))
     whole = landed >= window or any(isinstance(n, ItemLanded) for n in decoder.notices)
     decoder.drop(name)
-    return "landed" if whole and not lost else "lost"
+    return "landed" if whole and not lost else f"lost: {[n.message for n in lost]}"
 
 
 def _over(decoder: loopback.Decoder, name: str, window: int) -> bool:

@@ -20,7 +20,9 @@ MAX_ROUNDS = 2000
 class World:
     """`run` does one thing after another; `drain` does everything, fairly, until all is quiet."""
 
-    def __init__(self, memory: Callable[[str], SlabMemory] | None = None) -> None:
+    def __init__(
+        self, memory: Callable[[str], SlabMemory] | None = None, *, refusals: bool = False
+    ) -> None:
         self._memory = memory or (lambda name: ListMemory(PAGES * PAGE_ROWS))
         self.network = Network()
         self.encoders = {name: EncoderHost(name, self.network) for name in ("x", "y")}
@@ -28,7 +30,7 @@ class World:
         self.decoders = [self._decoder(name) for name in ("d", "e")]
         self.restarts = 0
         self.seen: set[str] = set()
-        self._rules = self._weighted()
+        self._rules = self._weighted() + refusals * 2 * [self._refuse_write]
 
     def _decoder(self, name: str) -> DecoderHost:
         def deliver(notice: Notice) -> None:
@@ -55,7 +57,6 @@ class World:
             (self._redirect, 3),
             (self._abort, 2),
             (self._preempt, 2),
-            (self._refuse_write, 2),
             (self._fail_job, 1),
             (self._grace, 1),
             (self._retry, 2),
