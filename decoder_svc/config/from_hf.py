@@ -128,6 +128,7 @@ def read_text(config: dict[str, Any], generation: dict[str, Any], **family: Any)
     text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     _refuse_unsupported(text, rope)
+    _refuse_quantization(config.get("quantization_config") or text.get("quantization_config"))
     heads = need(text, "num_attention_heads")
     head_dim = text.get("head_dim") or need(text, "hidden_size") // heads
     partial = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
@@ -175,6 +176,18 @@ def _refuse_unsupported(text: dict[str, Any], rope: dict[str, Any]) -> None:
         raise ValueError("config.json: use_sliding_window is not supported")
     if text.get("hidden_act", "silu") != "silu":
         raise ValueError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
+
+
+def _refuse_quantization(quantization: dict[str, Any] | None) -> None:
+    """Weights of 8 bits with a scale per block are multiplied out as they are read."""
+    if not quantization:
+        return
+    method, block = quantization.get("quant_method"), quantization.get("weight_block_size")
+    if method != "fp8" or list(block or ()) != [128, 128]:
+        raise ValueError(
+            f"config.json: quantization {method!r} with blocks of {block} is not supported; "
+            "known: 'fp8' with blocks of [128, 128]"
+        )
 
 
 def _eos(

@@ -5,14 +5,16 @@
                        mlp.experts.down_proj                   [experts, hidden, width]
                        or both with their last two dimensions swapped, as hubs have them
 
-Names are those of one layout (`decoder_svc.models.weights` maps the others to it).
+Names are those of one layout (`decoder_svc.models.weights` maps the others to it). Weights of 8
+bits have a number for each block of 128 x 128 beside them (`..._scale_inv`) and are multiplied out
+as they are read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ Find = Callable[[str], Any]
 _HALF = re.compile(r"(.*)\.(gate|up)_proj\.weight")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _WHOLE = slice(None)
+SCALES = "_scale_inv"
+BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +40,60 @@ class Piece:
     first_row: int = 0
     expert: int | None = None
     swapped: bool = False
+    scales: Any = None
+    """Of a tensor of 8 bits, as the tensor itself lies."""
 
     def read(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
         """The part of it that is asked for; steps are not supported."""
         begin, end, _ = rows.indices(self.shape[0])
         own_rows = slice(self.first_row + begin, self.first_row + end)
+        if len(self.shape) == 1:
+            found: torch.Tensor = self.tensor[own_rows]
+            return found
+        begin, end, _ = columns.indices(self.shape[1])
+        own_columns = slice(begin, end)
+        if self.swapped:
+            return self._stored(own_columns, own_rows).t()
+        return self._stored(own_rows, own_columns)
+
+    def _stored(self, outer: slice, inner: slice) -> torch.Tensor:
+        """A part of the tensor as it lies, or of one expert of it."""
+        part = self._cut(self.tensor, outer, inner)
+        if self.scales is None:
+            return part
+        blocks = [slice(s.start // BLOCK, -(-s.stop // BLOCK)) for s in (outer, inner)]
+        scales = self._cut(self.scales, *blocks).float()
+        for axis, kept in enumerate((outer, inner)):
+            first = kept.start % BLOCK
+            scales = scales.repeat_interleave(BLOCK, axis).narrow(
+                axis, first, kept.stop - kept.start
+            )
+        return part.float() * scales
+
+    def _cut(self, tensor: Any, outer: slice, inner: slice) -> torch.Tensor:
         if self.expert is None:
-            part = self.tensor[own_rows] if columns == _WHOLE else self.tensor[own_rows, columns]
-        elif self.swapped:
-            chosen = slice(self.expert, self.expert + 1)
-            part = self.tensor[chosen, columns, own_rows][0].t()
-        else:
-            chosen = slice(self.expert, self.expert + 1)
-            part = self.tensor[chosen, own_rows, columns][0]
-        found: torch.Tensor = part
-        return found
+            part: torch.Tensor = tensor[outer, inner]
+            return part
+        chosen = slice(self.expert, self.expert + 1)
+        own: torch.Tensor = tensor[chosen, outer, inner][0]
+        return own
 
 
 def locate(name: str, find: Find, *, swapped: bool = False) -> Piece | None:
-    """The piece called `name`, wherever it lies.
+    """The piece called `name`, wherever it lies, with the scales of its blocks if it has any.
 
     Args:
         name: In the one layout.
         find: Looks stored tensors up.
         swapped: Whether fused experts have their last two dimensions swapped.
     """
+    piece = _locate(name, find, swapped=swapped)
+    if piece is None or (scales := find(f"{piece.stored}{SCALES}")) is None:
+        return piece
+    return replace(piece, scales=scales)
+
+
+def _locate(name: str, find: Find, *, swapped: bool) -> Piece | None:
     if (whole := find(name)) is not None:
         return Piece(name, whole, tuple(whole.get_shape()))
     if match := _EXPERT.fullmatch(name):

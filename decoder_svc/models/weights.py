@@ -17,7 +17,7 @@ from chiasm.digest import is_tower_tensor
 from chiasm.loading_bar import LoadingBar
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.models.names import tensor_names
-from decoder_svc.models.packing import Piece, experts_are_swapped, locate
+from decoder_svc.models.packing import SCALES, Piece, experts_are_swapped, locate
 from decoder_svc.parallel.mesh import Shard
 
 _LAYOUTS = (
@@ -73,6 +73,8 @@ class CheckpointReader:
                 missing.append(name)
             else:
                 used.add(piece.stored)
+                if piece.scales is not None:
+                    used.add(f"{piece.stored}{SCALES}")
         if missing:
             raise ValueError(f"checkpoint lacks {len(missing)} tensors: {_some(missing)}")
         if config.tied:  # a tied checkpoint may store it all the same

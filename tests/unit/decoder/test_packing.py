@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from decoder_svc.config import read_text_config
@@ -143,3 +144,54 @@ def test_experts_of_another_width_are_refused(moe: Path, tmp_path: Path) -> None
 
     with pytest.raises(ValueError, match=r"down_proj\.weight is \(64, 40\) in the checkpoint"):
         load(rewritten(moe, tmp_path / "narrow", narrowed))
+
+
+def in_eight_bits(tensors: Tensors) -> Tensors:
+    """Matrices of the layers in float8, with a scale for each block of 128 x 128."""
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".layers." not in name or tensor.dim() < 2 or ".gate.weight" in name:
+            made[name] = tensor
+            continue
+        rows, columns = tensor.shape[-2:]
+        padded = F.pad(tensor, (0, -columns % 128, 0, -rows % 128))
+        blocks = padded.unflatten(-2, (-1, 128)).unflatten(-1, (-1, 128))
+        scales = blocks.abs().amax((-3, -1)).clamp(min=1e-6) / 448
+        spread = scales.repeat_interleave(128, -2).repeat_interleave(128, -1)
+        eighths = (tensor / spread[..., :rows, :columns]).to(torch.float8_e4m3fn)
+        made[name], made[f"{name}_scale_inv"] = eighths, scales
+    return made
+
+
+def multiplied_out(tensors: Tensors) -> Tensors:
+    made = in_eight_bits(tensors)
+    for name in [name for name in made if name.endswith("_scale_inv")]:
+        scales, stored = made.pop(name), name.removesuffix("_scale_inv")
+        rows, columns = made[stored].shape[-2:]
+        spread = scales.repeat_interleave(128, -2).repeat_interleave(128, -1)
+        made[stored] = made[stored].float() * spread[..., :rows, :columns]
+    return made
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL", "Qwen3-VL MoE", "GLM-4.1V"])
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_blocks_of_eight_bits_are_multiplied_out(tmp_path: Path, name: str, tp_size: int) -> None:
+    wide = {"hidden_size": 192, "intermediate_size": 160, "head_dim": 48}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 8, 8]}
+    if name == "GLM-4.1V":
+        rope |= {"mrope_section": [4, 4, 4], "partial_rotary_factor": 0.5}
+    source = save_tiny(name, tmp_path / "source", rope_parameters=rope, **wide)
+    stored = rewritten(source, tmp_path / "stored", in_eight_bits)
+    plain = rewritten(source, tmp_path / "plain", multiplied_out)
+    for rank in range(tp_size):
+        mesh = ParallelMesh(tp_rank=rank, tp_size=tp_size)
+        assert_equal(load(stored, mesh), load(plain, mesh))
+
+
+def test_other_quantizations_are_refused(moe: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(moe, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq"}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="'awq'"):
+        read_text_config(other)
