@@ -40,11 +40,6 @@ class Answered:
     whole_s: tuple[float, ...]
     seconds: float
 
-    @property
-    def num(self) -> int:
-        """Requests answered."""
-        return len(self.whole_s)
-
 
 def pictures(count: int) -> list[bytes]:
     """Different JPEG files of about a megabyte each."""

@@ -13,7 +13,6 @@ import heapq
 import itertools
 import math
 import random
-import statistics
 import sys
 import time
 from collections import OrderedDict
@@ -158,7 +157,6 @@ class Outcome:
     hits: int
     retries: int
     lost: int
-    imbalance: float
     pick_us: float
 
 
@@ -241,13 +239,11 @@ class Simulation:
             if self._answered + self._lost == len(self._arrivals):
                 break
         self._router.check()
-        served = [replica.free_at for replica in self._replicas.values()]
         return Outcome(
             tuple(self._waits),
             self._hits,
             self._retries,
             self._lost,
-            max(served) / max(1e-9, statistics.mean(served)),
             self._pick_s / self._picks * 1e6,
         )
 

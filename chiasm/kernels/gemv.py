@@ -38,13 +38,12 @@ class Shape:
     """Programs that share the columns of a tile, where tensor cores do the sums."""
 
 
-def shape_for(outputs: int, inputs: int) -> Shape:
-    """The measured best for one row and a weight [outputs, inputs].
+def shape_for(outputs: int) -> Shape:
+    """The measured best for one row and a weight of so many rows.
 
     Of a small weight all programs must fit at once, or the last of them run in a GPU that is
     mostly empty: that costs a third. Registers decide how many fit.
     """
-    del inputs
     if outputs >= 16384:
         return Shape(rows=4, step=2048, warps=8)
     a_processor = ceil_div(ceil_div(outputs, 4), PROCESSORS)
@@ -71,12 +70,12 @@ def linear(
     A single row takes one kernel, up to `FEW` rows of bfloat16 or float16 on a GPU another (once
     before a graph is captured, and in one stream at a time), more take torch's own operation.
     Elements of a row of x and of the weight lie side by side. The weight is read before the kernel
-    in front has ended, so that one must not be what writes it.
+    in front has ended, so that one must not be what writes it. `shape` overrides the measured cut.
     """
     if compiled(x) and x.shape[0] == 1:
         from chiasm.kernels.gemv_triton import launch_gemv
 
-        return launch_gemv(x, weight, bias, shape or shape_for(*weight.shape))
+        return launch_gemv(x, weight, bias, shape or shape_for(weight.shape[0]))
     if HAS_TRITON and x.is_cuda and 1 < x.shape[0] <= FEW and x.element_size() == 2:
         from chiasm.kernels.few_rows_triton import launch_few_rows
 

@@ -99,7 +99,6 @@ class StreamReceiver:
 
     def __init__(self, write: Callable[[int, memoryview], None]) -> None:
         self.num_dropped = 0  # chunks that no grant asked for
-        self.num_bytes = 0
         self._write = write
         self._expected: deque[_Expected] = deque()
 
@@ -131,7 +130,6 @@ class StreamReceiver:
             return
         grant.crc32 = zlib.crc32(data, grant.crc32)
         grant.received += len(data)
-        self.num_bytes += len(data)
         view = memoryview(data)
         edge = 0  # first byte of the destination, counted through the grant
         for place in grant.destinations:

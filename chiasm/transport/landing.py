@@ -62,7 +62,6 @@ class Arrivals:
     """Notifications that are expected, by what they say. Event loop's thread only."""
 
     def __init__(self) -> None:
-        self.num_unknown = 0  # that nobody expected
         self._expected: dict[bytes, asyncio.Future[bool]] = {}
 
     def __len__(self) -> int:
@@ -73,12 +72,10 @@ class Arrivals:
         self._expected[notice] = asyncio.get_running_loop().create_future()
 
     def put(self, notices: Iterable[bytes]) -> None:
-        """They have come."""
+        """They have come; those that nobody expects any more are dropped."""
         for notice in notices:
             future = self._expected.get(notice)
-            if future is None:
-                self.num_unknown += 1
-            elif not future.done():
+            if future is not None and not future.done():
                 future.set_result(True)
 
     def fail(self) -> None:

@@ -21,6 +21,7 @@ from encoder_svc.layers.attention.registry import load_attention
 from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.norm import RMSNorm
+from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.layers.windows import WindowLayouts, WindowShape
 from encoder_svc.models.base import VisionTower
@@ -107,7 +108,7 @@ class Qwen25VisionTower(VisionTower):
         self.geometry = config.geometry
         self.hidden_size = config.out_hidden_size
         backend = load_attention(attention)
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = PatchEmbed(config.geometry, config.hidden_size, bias=False)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config)
         self._layouts = WindowLayouts(
@@ -142,19 +143,6 @@ class Qwen25VisionTower(VisionTower):
             x_NC, delta_NC = block(x_NC, delta_NC, segments, layout.angles)
         rows: Tensor = self.merger(x_NC, delta_NC)
         return rows[layout.back_R]
-
-
-class PatchEmbed(nn.Module):
-    """The reference's Conv3d whose stride is its kernel: one matrix product."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.proj = nn.Linear(config.geometry.patch_values, config.hidden_size, bias=False)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """[N, patch values] of any float dtype to [N, C]."""
-        out: Tensor = self.proj(patches.to(self.proj.weight.dtype))
-        return out
 
 
 class Block(nn.Module):

@@ -1,11 +1,11 @@
-"""Reads and writes model.safetensors, rounded to bf16, in the hub's layout."""
+"""Writes model.safetensors, rounded to bf16, in the hub's layout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tools.demo_model.model import DemoModel
 
@@ -19,9 +19,3 @@ def save_weights(model: DemoModel, directory: Path) -> None:
         for name, value in model.state_dict().items()
     }
     save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
-
-
-def load_weights(model: DemoModel, directory: Path) -> None:
-    """Read the weights back as fp32."""
-    tensors = load_file(directory / WEIGHTS_NAME)
-    model.load_state_dict({name: value.float() for name, value in tensors.items()})

@@ -45,6 +45,6 @@ def test_few_rows(rows, splits, outputs, inputs) -> None:
 
 @pytest.mark.parametrize("outputs", [8, 1792, 2304, 3584, 4608, 8192])
 def test_programs_of_a_small_weight_fit_at_once(outputs) -> None:
-    shape = shape_for(outputs, 3584)
+    shape = shape_for(outputs)
     programs, threads = -(-outputs // shape.rows), shape.warps * 32
     assert shape.registers is None or programs <= 132 * (65536 // (shape.registers * threads))
