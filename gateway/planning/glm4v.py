@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from chiasm.plan import Grid
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
 from gateway.placeholders import Run, Script
@@ -79,9 +78,8 @@ class Glm4vPlanner(Planner):
         budget = pixel_range(settings, options, param=param)
         frames = settings.temporal_patch_size
         height, width = clip_resized(header, settings, frames, budget, param=param)
-        grid = Grid(1, height // settings.patch_size, width // settings.patch_size)
-        rows = grid.patches // settings.merge_size**2
-        return Layout(self.family, header, height, width, (grid,), rows)
+        grid = settings.grid(height, width)
+        return Layout(self.family, header, height, width, (grid,), settings.rows(grid))
 
     def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
         """One clip: one grid, a run of placeholders per temporal patch."""
@@ -89,12 +87,8 @@ class Glm4vPlanner(Planner):
         frames = choose_frames(header, settings, options)
         budget = pixel_range(settings, options, param=param)
         height, width = clip_resized(header, settings, len(frames), budget, param=param)
-        grid = Grid(
-            len(frames) // settings.temporal_patch_size,
-            height // settings.patch_size,
-            width // settings.patch_size,
-        )
-        rows = grid.patches // settings.merge_size**2
+        grid = settings.grid(height, width, num_frames=len(frames))
+        rows = settings.rows(grid)
         times = [header.frame_times_s[index] for index in frames[:: settings.temporal_patch_size]]
         return Layout(
             self.family,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chiasm.plan import Grid
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
 from gateway.planning.base import Layout, Planner
@@ -67,10 +66,8 @@ class Qwen25VLPlanner(Planner):
         settings = self._image
         low, high = pixel_range(settings, options, param=param)
         height, width = resized(header, settings.factor, low, high, param=param)
-        grid = Grid(1, height // settings.patch_size, width // settings.patch_size)
-        return Layout(
-            self._family, header, height, width, (grid,), grid.patches // settings.merge_size**2
-        )
+        grid = settings.grid(height, width)
+        return Layout(self._family, header, height, width, (grid,), settings.rows(grid))
 
     def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
         """One clip: one grid; every `temporal_patch_size` frames are one temporal patch."""
@@ -80,18 +77,14 @@ class Qwen25VLPlanner(Planner):
         if settings.cap_pixels_per_frame:
             high = _cap(settings, low, high, len(frames))
         height, width = resized(header, settings.factor, low, high, param=param)
-        grid = Grid(
-            len(frames) // settings.temporal_patch_size,
-            height // settings.patch_size,
-            width // settings.patch_size,
-        )
+        grid = settings.grid(height, width, num_frames=len(frames))
         return Layout(
             self._family,
             header,
             height,
             width,
             (grid,),
-            grid.patches // settings.merge_size**2,
+            settings.rows(grid),
             frame_indices=frames,
             # Qwen2-VL's time counts temporal patches; later models' counts seconds.
             seconds_per_grid=(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chiasm.plan import Grid
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
 from gateway.placeholders import Run, Script
@@ -71,10 +70,8 @@ class Qwen3VLPlanner(Planner):
         settings = self._image
         low, high = pixel_range(settings, options, param=param)
         height, width = resized(header, settings.factor, low, high, param=param)
-        grid = Grid(1, height // settings.patch_size, width // settings.patch_size)
-        return Layout(
-            self.family, header, height, width, (grid,), grid.patches // settings.merge_size**2
-        )
+        grid = settings.grid(height, width)
+        return Layout(self.family, header, height, width, (grid,), settings.rows(grid))
 
     def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
         """One clip: one grid, a run of placeholders per temporal patch."""
@@ -87,12 +84,8 @@ class Qwen3VLPlanner(Planner):
             high = count * max(min(most, high // count), int(low * 1.05))
         height, width = clip_resized(header, settings, count, (low, high), param=param)
         frames = chosen + chosen[-1:] * (-len(chosen) % settings.temporal_patch_size)
-        grid = Grid(
-            len(frames) // settings.temporal_patch_size,
-            height // settings.patch_size,
-            width // settings.patch_size,
-        )
-        rows = grid.patches // settings.merge_size**2
+        grid = settings.grid(height, width, num_frames=len(frames))
+        rows = settings.rows(grid)
         times = group_times(header, frames, settings.temporal_patch_size)
         return Layout(
             self.family,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chiasm.errors import InvalidRequest
+from chiasm.plan import Grid
 from gateway.media.header import MediaHeader
 from gateway.messages import MediaOptions
 
@@ -32,6 +33,15 @@ class ImageSettings:
     def factor(self) -> int:
         """Pixels that both sides are multiples of."""
         return self.patch_size * self.merge_size
+
+    def grid(self, height: int, width: int, *, num_frames: int = 0) -> Grid:
+        """Patches of pixels that are whole cells; of a picture, without `num_frames`, one group."""
+        groups = num_frames // self.temporal_patch_size if num_frames else 1
+        return Grid(groups, height // self.patch_size, width // self.patch_size)
+
+    def rows(self, grid: Grid) -> int:
+        """Rows that the grid's patches are merged into."""
+        return grid.patches // self.merge_size**2
 
 
 def smart_resize(
