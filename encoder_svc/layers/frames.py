@@ -6,18 +6,17 @@ device. Shape suffixes: N patches, C hidden size.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from chiasm.plan import Grid
 from encoder_svc.layers.attention.base import Segments
+from encoder_svc.layers.layouts import KeptLayouts
 from encoder_svc.layers.rotary import Angles, axial_angles
-
-_KEPT = 64  # layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +145,6 @@ class FrameLayout:
         )
 
 
-class FrameLayouts:
-    """The layouts last used. One thread at a time."""
-
-    def __init__(self, shape: FrameShape) -> None:
-        self._shape = shape
-        self._kept: OrderedDict[tuple[tuple[Grid, ...], torch.device], FrameLayout] = OrderedDict()
-
-    def of(self, grids: Sequence[Grid], device: torch.device) -> FrameLayout:
-        """The layout of a batch of these grids."""
-        key = (tuple(grids), device)
-        layout = self._kept.get(key)
-        if layout is None:
-            layout = self._kept[key] = FrameLayout.of(self._shape, grids, device)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return layout
+def frame_layouts(shape: FrameShape) -> KeptLayouts[FrameLayout]:
+    """Lays batches out for a tower of this shape."""
+    return KeptLayouts(partial(FrameLayout.of, shape))

@@ -6,9 +6,9 @@ device: a fleet sees the same few sizes over and over.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from chiasm.plan import Grid
 from encoder_svc.layers.attention.base import Segments
+from encoder_svc.layers.layouts import KeptLayouts
 from encoder_svc.layers.rotary import Angles, axial_angles
-
-_KEPT = 64  # layouts; one of 16384 patches takes 6 MB at head dim 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +80,9 @@ class WindowLayout:
         return cells[self.order_R].flatten(0, 1)
 
 
-class WindowLayouts:
-    """The layouts last used. One thread at a time."""
-
-    def __init__(self, shape: WindowShape) -> None:
-        self._shape = shape
-        self._kept: OrderedDict[tuple[tuple[Grid, ...], torch.device], WindowLayout] = OrderedDict()
-
-    def of(self, grids: Sequence[Grid], device: torch.device) -> WindowLayout:
-        """The layout of a batch of these grids."""
-        key = (tuple(grids), device)
-        layout = self._kept.get(key)
-        if layout is None:
-            layout = self._kept[key] = WindowLayout.of(self._shape, grids, device)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return layout
+def window_layouts(shape: WindowShape) -> KeptLayouts[WindowLayout]:
+    """Lays batches out for a tower of this shape."""
+    return KeptLayouts(partial(WindowLayout.of, shape))
 
 
 def window_order(height: int, width: int, side: int) -> tuple[Tensor, list[int]]:

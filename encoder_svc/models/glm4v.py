@@ -19,7 +19,7 @@ from chiasm.plan import Grid
 from encoder_svc.geometry import Geometry
 from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
-from encoder_svc.layers.frames import FrameLayouts, FrameShape, TableReads
+from encoder_svc.layers.frames import FrameShape, TableReads, frame_layouts
 from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.norm import LayerNorm, RMSNorm
@@ -112,7 +112,7 @@ class Glm4vVisionTower(VisionTower):
         self.post_layernorm = RMSNorm(size, eps=config.eps)
         self.downsample = CellJoin(config)
         self.merger = Merger(config)
-        self._layouts = FrameLayouts(
+        self._layouts = frame_layouts(
             FrameShape(
                 merge=config.geometry.merge,
                 head_dim=size // config.num_heads,

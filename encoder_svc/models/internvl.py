@@ -1,6 +1,4 @@
-"""The vision tower of InternVL 2.5, 3 and 3.5 (Chen et al. 2024), our own modules.
-
-It is InternViT and the projector behind it, from the layout of their authors or of transformers.
+"""The vision tower of InternVL 2.5, 3 and 3.5 (Chen et al. 2024): InternViT and its projector.
 
 Every tile is a sequence of its own: a class token, then its patches. Patches come by merge cell, so
 joining the four of a cell (the reference's pixel shuffle) is a change of view.

@@ -23,7 +23,7 @@ from encoder_svc.layers.mlp import GatedMLP
 from encoder_svc.layers.norm import RMSNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
-from encoder_svc.layers.windows import WindowLayouts, WindowShape
+from encoder_svc.layers.windows import WindowShape, window_layouts
 from encoder_svc.models.base import VisionTower
 
 
@@ -111,7 +111,7 @@ class Qwen25VisionTower(VisionTower):
         self.patch_embed = PatchEmbed(config.geometry, config.hidden_size, bias=False)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config)
-        self._layouts = WindowLayouts(
+        self._layouts = window_layouts(
             WindowShape(
                 merge=config.geometry.merge,
                 window_cells=config.window_cells,

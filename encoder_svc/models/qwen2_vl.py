@@ -17,7 +17,7 @@ from chiasm.plan import Grid
 from encoder_svc.geometry import Geometry
 from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
-from encoder_svc.layers.frames import FrameLayouts, FrameShape
+from encoder_svc.layers.frames import FrameShape, frame_layouts
 from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.norm import LayerNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
@@ -86,7 +86,7 @@ class Qwen2VisionTower(VisionTower):
         self.patch_embed = PatchEmbed(config.geometry, config.embed_dim, bias=False)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config)
-        self._layouts = FrameLayouts(
+        self._layouts = frame_layouts(
             FrameShape(
                 merge=config.geometry.merge,
                 head_dim=config.embed_dim // config.num_heads,

@@ -20,7 +20,7 @@ from chiasm.plan import Grid
 from encoder_svc.geometry import Geometry
 from encoder_svc.layers.attention.base import SegmentAttention, Segments
 from encoder_svc.layers.attention.registry import load_attention
-from encoder_svc.layers.frames import FrameLayouts, FrameShape, TableReads
+from encoder_svc.layers.frames import FrameShape, TableReads, frame_layouts
 from encoder_svc.layers.joined_attention import JoinedAttention
 from encoder_svc.layers.norm import LayerNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
@@ -116,7 +116,7 @@ class Qwen3VisionTower(VisionTower):
         self.deepstack_merger_list = nn.ModuleList(
             PatchMerger(config, joined_norm=True) for _ in config.deepstack_blocks
         )
-        self._layouts = FrameLayouts(
+        self._layouts = frame_layouts(
             FrameShape(
                 merge=config.geometry.merge,
                 head_dim=config.head_dim,
