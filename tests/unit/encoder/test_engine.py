@@ -331,8 +331,11 @@ async def test_a_full_batch_waits_at_the_tower_and_a_small_one_for_company(
     """64 patches fill a batch, 16 do not: they stay where others may still join them."""
     bench.runner.may_run.clear()
     jobs = [picture(cells=(4, 4)), picture(cells=cells)]
-    for work in jobs:
-        bench.engine.submit(work)
+    bench.engine.submit(jobs[0])
+    async with asyncio.timeout(30):
+        while not bench.engine._at_tower:  # two that are prepared at once may change places
+            await asyncio.sleep(0.01)
+    bench.engine.submit(jobs[1])
     for _ in range(50):
         await asyncio.sleep(0.01)
     assert bench.engine._at_tower == 1 + waiting
