@@ -1,10 +1,9 @@
 """Attention of one new token per sequence over keys and values in pages: split-KV flash decoding.
 
-The tiles of all sequences (`TILE` tokens of one kv head) form one line that a fixed number of
-programs cuts into equal shares (the stream-K idea of Osama et al., 2023, applied to attention), so
-any mix of lengths fills the GPU. Programs find their share by themselves from the lengths on the
-device: a captured CUDA graph serves other lengths and tables on replay. Where a sequence is cut,
-the program that finishes last joins the parts.
+The tiles of all sequences (`Shape.tile` tokens of one kv head) form one line that programs cut into
+equal shares (stream-K, Osama et al. 2023, applied to attention): any mix of lengths fills the GPU.
+Shares follow from lengths on the device, so a captured CUDA graph serves others on replay. Where a
+sequence is cut, the program that finishes last joins the parts.
 """
 
 from __future__ import annotations

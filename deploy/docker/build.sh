@@ -5,7 +5,8 @@
 #   GPU=1            encoder and decoder for GPUs: with nixl, flashinfer, and a C compiler for Triton
 #   CUDA_BASE        for GPU=1: an image with CUDA's toolkit, a C++ compiler and the Python that
 #                    deploy/docker/*.Dockerfile start from, at the same path; flashinfer's kernels are
-#                    then built ahead for CUDA_ARCHES, else compiled at the first start
+#                    then built ahead for CUDA_ARCHES; without it the decoder's image has no
+#                    compiler for them and cannot run prompts on a GPU
 #   PUSH=1           push each image as well
 set -euo pipefail
 cd "$(dirname "$0")/../.."
