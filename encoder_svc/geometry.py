@@ -7,8 +7,10 @@ its rows are equal to the bit however many workers made them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Grid, MediaPlan, Modality, Span
@@ -26,6 +28,16 @@ class Geometry:
     channels: int = 3
     tile: int = 0
     """Patches along a tile, where every temporal group is one; 0 = groups of any size."""
+
+    @classmethod
+    def from_hf(cls, vision: Mapping[str, Any], *, patch: int) -> Geometry:
+        """Reads a `vision_config` of native resolution; `patch` where it names none."""
+        return cls(
+            patch=int(vision.get("patch_size", patch)),
+            temporal_patch=int(vision.get("temporal_patch_size", 2)),
+            merge=int(vision.get("spatial_merge_size", 2)),
+            channels=int(vision.get("in_channels", vision.get("in_chans", 3))),
+        )
 
     @property
     def patch_values(self) -> int:

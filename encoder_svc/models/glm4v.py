@@ -79,12 +79,7 @@ class VisionConfig:
         rope = config.get("rope_parameters") or {}
         return cls(
             **sizes,
-            geometry=Geometry(
-                patch=int(config.get("patch_size", 14)),
-                temporal_patch=int(config.get("temporal_patch_size", 2)),
-                merge=int(config.get("spatial_merge_size", 2)),
-                channels=int(config.get("in_channels", 3)),
-            ),
+            geometry=Geometry.from_hf(config, patch=14),
             eps=float(config.get("rms_norm_eps", 1e-5)),
             qkv_bias=bool(config.get("attention_bias", False)),
             rope_theta=float(rope.get("rope_theta", 10000.0)),

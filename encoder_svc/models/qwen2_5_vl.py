@@ -82,12 +82,7 @@ class VisionConfig:
         rope = config.get("rope_parameters") or {}
         return cls(
             **sizes,
-            geometry=Geometry(
-                patch=int(config.get("patch_size", 14)),
-                temporal_patch=int(config.get("temporal_patch_size", 2)),
-                merge=int(config.get("spatial_merge_size", 2)),
-                channels=int(config.get("in_channels", config.get("in_chans", 3))),
-            ),
+            geometry=Geometry.from_hf(config, patch=14),
             window_size=int(config.get("window_size", 112)),
             # Some files hold them as strings; compared as such, every block would be windowed.
             full_blocks=frozenset(map(int, config.get("fullatt_block_indexes", (7, 15, 23, 31)))),

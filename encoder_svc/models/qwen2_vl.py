@@ -58,12 +58,7 @@ class VisionConfig:
                 num_heads=int(config.get("num_heads", 16)),
                 mlp_ratio=float(config.get("mlp_ratio", 4)),
                 out_hidden_size=int(config["hidden_size"]),
-                geometry=Geometry(
-                    patch=int(config.get("patch_size", 14)),
-                    temporal_patch=int(config.get("temporal_patch_size", 2)),
-                    merge=int(config.get("spatial_merge_size", 2)),
-                    channels=int(config.get("in_channels", config.get("in_chans", 3))),
-                ),
+                geometry=Geometry.from_hf(config, patch=14),
                 rope_theta=float(rope.get("rope_theta", 10000.0)),
             )
         except KeyError as error:

@@ -85,12 +85,7 @@ class VisionConfig:
         rope = config.get("rope_parameters") or {}
         return cls(
             **sizes,
-            geometry=Geometry(
-                patch=int(config.get("patch_size", 16)),
-                temporal_patch=int(config.get("temporal_patch_size", 2)),
-                merge=int(config.get("spatial_merge_size", 2)),
-                channels=int(config.get("in_channels", 3)),
-            ),
+            geometry=Geometry.from_hf(config, patch=16),
             deepstack_blocks=tuple(map(int, config.get("deepstack_visual_indexes", (8, 16, 24)))),
             rope_theta=float(rope.get("rope_theta", 10000.0)),
         )
