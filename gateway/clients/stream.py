@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 import grpc
@@ -50,7 +51,9 @@ class Duplex(Generic[Request, Response]):
                 return
             self.half_closed = True
             if not self._call.done():
-                await self._call.done_writing()
+                # The call may end in the very moment: whoever reads it learns how.
+                with suppress(asyncio.InvalidStateError, grpc.aio.InternalError):
+                    await self._call.done_writing()
 
     async def __aiter__(self) -> AsyncIterator[Response]:
         """Responses until the peer ends the call.
