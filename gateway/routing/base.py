@@ -21,6 +21,8 @@ MAX_DOUBTS = 3  # failures in a row that may be the request's fault, before they
 FAULT_WEIGHT = 0.2  # of the newest call in the running mean
 FAULT_PENALTY = 4.0  # one that fails every time counts as so many times slower, and one more
 PACE_WEIGHT = 0.2
+FIRST_PACES = 4  # the first calls of a seat are slow for many reasons: the fastest of them counts
+ALIKE = 1.5  # paces that differ by less are one pace and noise
 HALF_LIFE_S = 20.0  # of what is known of pace and faults
 MOST_WEIGHED = 40  # seats, for one choice
 SLOWEST = 8.0  # no one is held for slower
@@ -76,6 +78,8 @@ class Seat:
     ejected_until: float = 0.0
     held_off_until: float = 0.0  # it flaps: only if there is no other
     pace_s: float = 0.0  # of one unit of work, a running mean; 0 = not known
+    num_paces: int = 0
+    """Measurements of it; few say nothing yet."""
     paced_at: float = 0.0
     fault_share: float = 0.0  # of its latest calls, a running mean
     faulted_at: float = 0.0
@@ -205,7 +209,11 @@ class Router(ABC):
         seat.ejected_until = 0.0
         seat.fault_share -= seat.fault_share * FAULT_WEIGHT
         if pace_s > 0:
-            seat.pace_s += (pace_s - seat.pace_s) * (PACE_WEIGHT if seat.pace_s else 1.0)
+            if seat.num_paces < FIRST_PACES:
+                seat.pace_s = min(pace_s, seat.pace_s or pace_s)
+            else:
+                seat.pace_s += (pace_s - seat.pace_s) * PACE_WEIGHT
+            seat.num_paces += 1
             seat.paced_at = self._clock()
 
     def _near(self, key: bytes) -> list[Seat]:
@@ -240,15 +248,16 @@ class Router(ABC):
 
         What is known fades: a slow one is tried again after a while, and may have got better.
         """
-        known = sorted(seat.pace_s for seat in seats if seat.pace_s)
+        known = sorted(seat.pace_s for seat in seats if seat.num_paces >= FIRST_PACES)
         usual = known[len(known) // 2] if known else 0.0
         now = self._clock()
         found = []
         for seat in seats:
             slow = 1.0
-            if usual and seat.pace_s:
+            ratio = seat.pace_s / usual if usual and seat.num_paces >= FIRST_PACES else 1.0
+            if not 1 / ALIKE <= ratio <= ALIKE:
                 fresh = 0.5 ** ((now - seat.paced_at) / HALF_LIFE_S)
-                slow += (min(seat.pace_s / usual, SLOWEST) - 1.0) * fresh
+                slow += (min(ratio, SLOWEST) - 1.0) * fresh
             found.append(max(slow, 1 / SLOWEST) * (1.0 + FAULT_PENALTY * seat.faults(now)))
         return found
 
