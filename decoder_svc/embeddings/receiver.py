@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from chiasm.plan import Cause, Promise, Source, Span
 from chiasm.rows import RowFormat
 from chiasm.transport.base import HOST_BANK
-from decoder_svc.embeddings.admission import AdmissionOrder
 from decoder_svc.embeddings.events import (
     Accepted,
     Broken,
@@ -76,7 +75,6 @@ class EmbeddingReceiver:
         self._new_id = new_id
         self._requests: dict[str, dict[int, ItemState]] = {}
         self._fetches: dict[bytes, Fetch] = {}  # until nothing of them can be written any more
-        self._order = AdmissionOrder()
         self._commands: list[FetchCommand] = []
         self._notices: list[Notice] = []
 
@@ -123,16 +121,17 @@ class EmbeddingReceiver:
     def grant(self, demands: Sequence[Demand]) -> None:
         """Grants pages for demanded rows that are ready, as far as pages allow.
 
-        Demands come in admission order, each request's in prompt order. Rows already granted or
-        landed cost nothing; unknown requests are skipped.
+        Demands come in admission order, each request's in prompt order, and name everybody in the
+        batch who still waits for rows: with an empty span who wants none yet, to keep its place and
+        its right to the reserve. Rows already granted or landed cost nothing; unknown requests are
+        skipped.
         """
         wants = [
             Want(d.request_id, d.rows, item.rows, item.parts.values())
             for d in demands
             if (item := self._requests.get(d.request_id, {}).get(d.item)) is not None
         ]
-        self._order.observe([want.request_id for want in wants])
-        head = self._order.head(self._waits_for_rows)
+        head = next((w.request_id for w in wants if self._waits_for_rows(w.request_id)), None)
         for (fetch_id, segment), slots in self._planner.plan(wants, head=head).items():
             for at in range(0, len(slots), self._grant_pages):
                 part = slots[at : at + self._grant_pages]
@@ -159,7 +158,6 @@ class EmbeddingReceiver:
         Every item named gives its pages back: preempting is a way out of a full slab. Parts of
         which rows were there are reported PREEMPTED; fetches of which nothing has landed go on.
         """
-        self._order.leave(request_id)
         for index, first in items_needed.items():
             item = self._requests[request_id][index]
             before = item.rows.consumed
@@ -179,7 +177,6 @@ class EmbeddingReceiver:
 
     def release(self, request_id: str) -> None:
         """The request is over: fetches are cancelled, pages come free as their writers stop."""
-        self._order.leave(request_id)
         for item in self._requests.get(request_id, {}).values():
             for part in item.parts.values():
                 for fetch in tuple(part.candidates):

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from decoder_svc.embeddings.admission import AdmissionOrder
+from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.fetch import Fetch
 from decoder_svc.embeddings.granting import GrantPlanner
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -83,10 +83,12 @@ def lets_the_young_take_the_reserve() -> Mutant:
 
 
 def forgets_a_head_that_demands_nothing() -> Mutant:
-    def mutant(self: AdmissionOrder, demanding: Sequence[str]) -> None:
-        self._order = list(dict.fromkeys(demanding))
+    grant = EmbeddingReceiver.grant
 
-    return mock.patch.object(AdmissionOrder, "observe", mutant)
+    def mutant(self: EmbeddingReceiver, demands: Sequence[Demand]) -> None:
+        grant(self, [demand for demand in demands if len(demand.rows)])
+
+    return mock.patch.object(EmbeddingReceiver, "grant", mutant)
 
 
 def answers_the_fence_while_writing() -> Mutant:

@@ -117,7 +117,8 @@ async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
 ) -> None:
     """E01: one encoder, one decoder, 200 different pictures at once."""
     cluster.slow_down(all=0.05)
-    gateway = cluster.start_gateway(cluster.encoders[:1], cluster.decoders[:1])
+    ends = (cluster.encoders[:1], cluster.decoders[:1])
+    gateway = cluster.start_gateway(*ends, "--queue-timeout-s", "2")  # who waits longer is refused
     url = f"http://{gateway.address}"
     await eventually(lambda: httpx.get(f"{url}/ready").json()["images"], 20)
 
@@ -137,7 +138,7 @@ async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
     codes = Counter(reply.status_code for reply in replies)
     print("burst:", dict(codes), f"{took_s:.1f} s")
     assert codes[200] + codes[429] + codes[503] == BURST
-    assert codes[200] >= 20  # how many wait in line instead of being refused is the line's length
+    assert codes[200] >= 20 and codes[429] + codes[503] >= 20
     refused = [reply for reply in replies if reply.status_code != 200]
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
     assert took_s < 60

@@ -57,7 +57,6 @@ class Running:
     num_rows: list[int]
     text: list[int]  # by item: steps of text before it
     consumed: list[int] = field(default_factory=list)
-    seen: bool = False  # in a list of demands
 
     def __post_init__(self) -> None:
         self.consumed = [0] * len(self.digests)
@@ -129,29 +128,20 @@ class DecoderHost:
         """Grants for the next rows of those admitted, then commands and notices go out."""
         self.receiver.grant(
             [
-                demand
+                self._demand(request, item)
                 for request in self.requests[:MAX_RUNNING]
                 for item in range(len(request.digests))
-                if (demand := self._demand(request, item)) is not None
             ]
         )
         self.flush()
 
-    def _demand(self, request: Running, item: int) -> Demand | None:
-        """The next rows; nothing behind text, or while all are there: then a request is silent.
-
-        An empty demand at its admission keeps its place among the others.
-        """
+    def _demand(self, request: Running, item: int) -> Demand:
+        """The next rows; nothing behind text, but a place among the others all the same."""
         begin, end = request.consumed[item], request.num_rows[item]
         end = min(begin + WINDOW_ROWS, end)
         if any(request.text[: item + 1]):
             end = begin
-        if self.receiver.landed_until(request.request_id, item, begin) < end:
-            return Demand(request.request_id, item, Span(begin, end))
-        if request.seen:
-            return None
-        request.seen = True
-        return Demand(request.request_id, item, Span(begin, begin))
+        return Demand(request.request_id, item, Span(begin, end))
 
     def consume(self) -> bool:
         """Text of everybody, then what has landed of the oldest; whether there was anything."""
@@ -191,7 +181,6 @@ class DecoderHost:
             needed[later] = 0
         for index, first in needed.items():
             request.consumed[index] = first
-        request.seen = False  # it is admitted again
         self.receiver.preempt(request.request_id, needed)
         self.flush()
 

@@ -286,7 +286,7 @@ def test_the_head_keeps_the_reserve_while_it_demands_nothing() -> None:
     ready(r, young, 0, 16)
     r.grant([Demand("old", 0, Span(0, 4)), Demand("young", 0, Span(0, 4))])
     r.on_event(Landed(old, 0, 1))
-    r.grant([Demand("young", 0, Span(0, 16))])
+    r.grant([Demand("old", 0, Span(4, 4)), Demand("young", 0, Span(0, 16))])
     assert r.num_free_pages == 2
     r.release("old")
     r.grant([Demand("young", 0, Span(0, 16))])
