@@ -161,7 +161,6 @@ class DecodeGraphs:
         block_size: int,
     ) -> None:
         self._sizes = sizes
-        self._seats = seats
         self._graphs = {
             size: DecodeGraph(
                 size,
