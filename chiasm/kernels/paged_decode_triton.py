@@ -114,35 +114,14 @@ def _paged_decode(
         head = kv_head * group + member
         place = row * query_stride + head[:, None] * query_head_stride + column[None, :]
         query = tl.load(queries + place, mask=real, other=0.0)
-        top = tl.full((block_group,), float("-inf"), tl.float32)
-        weight = tl.zeros((block_group,), tl.float32)
-        value = tl.zeros((block_group, block_dim), tl.float32)
-        for step in tl.range(unit - row_begin, stop - row_begin, num_stages=stages):
-            token = step * tile + tl.arange(0, tile)
-            there = token < length
-            page = tl.load(table + token // page_size, mask=there, other=0).to(tl.int64)
-            within = token % page_size
-            key_base = page * key_page_stride + within * key_place_stride
-            value_base = page * value_page_stride + within * value_place_stride
-            wanted = there[:, None] & (column < dim)[None, :]
-            k = tl.load(
-                keys_pool + key_base[:, None] + kv_head * key_head_stride + column[None, :],
-                mask=wanted,
-                other=0.0,
-            )
-            scores = tl.dot(query, tl.trans(k)) * scale
-            scores = tl.where(there[None, :], scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            fade = tl.exp2(top - new_top)
-            p = tl.exp2(scores - new_top[:, None])
-            v = tl.load(
-                values_pool + value_base[:, None] + kv_head * value_head_stride + column[None, :],
-                mask=wanted,
-                other=0.0,
-            )
-            weight = weight * fade + tl.sum(p, 1)
-            value = tl.dot(p.to(v.dtype), v, value * fade[:, None])
-            top = new_top
+        # fmt: off
+        value, top, weight = _attend(
+            query, keys_pool, values_pool, table, length, unit - row_begin, stop - row_begin, scale,
+            key_page_stride, key_place_stride, key_head_stride,
+            value_page_stride, value_place_stride, value_head_stride,
+            dim, page_size, block_group, block_dim, tile, stages,
+        )
+        # fmt: on
         target = out + (row * kv_heads * group + head[:, None]) * dim + column[None, :]
         if (unit == row_begin) & (stop == row_end):
             tl.store(target, value / weight[:, None], mask=real)
@@ -164,6 +143,64 @@ def _paged_decode(
                 )
                 tl.store(target, value / weight[:, None], mask=real)
         unit = stop
+
+
+@triton.jit
+def _attend(
+    query,
+    keys_pool,
+    values_pool,
+    table,
+    length,
+    begin,
+    end,
+    scale,
+    key_page_stride,
+    key_place_stride,
+    key_head_stride,
+    value_page_stride,
+    value_place_stride,
+    value_head_stride,
+    dim: tl.constexpr,
+    page_size: tl.constexpr,
+    block_group: tl.constexpr,
+    block_dim: tl.constexpr,
+    tile: tl.constexpr,
+    stages: tl.constexpr,
+):
+    """Tiles [begin, end) of a sequence: values weighed, the largest score, the sum of weights."""
+    kv_head = tl.program_id(0)
+    column = tl.arange(0, block_dim)
+    top = tl.full((block_group,), float("-inf"), tl.float32)
+    weight = tl.zeros((block_group,), tl.float32)
+    value = tl.zeros((block_group, block_dim), tl.float32)
+    for step in tl.range(begin, end, num_stages=stages):
+        token = step * tile + tl.arange(0, tile)
+        there = token < length
+        page = tl.load(table + token // page_size, mask=there, other=0).to(tl.int64)
+        within = token % page_size
+        key_base = page * key_page_stride + within * key_place_stride
+        value_base = page * value_page_stride + within * value_place_stride
+        wanted = there[:, None] & (column < dim)[None, :]
+        k = tl.load(
+            keys_pool + key_base[:, None] + kv_head * key_head_stride + column[None, :],
+            mask=wanted,
+            other=0.0,
+        )
+        scores = tl.dot(query, tl.trans(k)) * scale
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        fade = tl.exp2(top - new_top)
+        p = tl.exp2(scores - new_top[:, None])
+        v = tl.load(
+            values_pool + value_base[:, None] + kv_head * value_head_stride + column[None, :],
+            mask=wanted,
+            other=0.0,
+        )
+        weight = weight * fade + tl.sum(p, 1)
+        value = tl.dot(p.to(v.dtype), v, value * fade[:, None])
+        top = new_top
+    return value, top, weight
 
 
 @triton.jit
