@@ -102,7 +102,6 @@ def _paged_decode(
     column = tl.arange(0, block_dim)
     real = (member < group)[:, None] & (column < dim)[None, :]
     part_size = block_group * (block_dim + 2)
-    in_part = member[:, None] * block_dim + column[None, :]
     while unit < end:
         row = tl.sum((row_ends <= unit).to(tl.int32), 0)
         row_begin = tl.sum(tl.where(rows < row, row_tiles, 0), 0)
@@ -128,10 +127,7 @@ def _paged_decode(
         else:
             number = program * 2 + (unit != begin).to(tl.int32)
             part = parts + (number * kv_heads + kv_head).to(tl.int64) * part_size
-            tl.store(part + in_part, value, mask=real)
-            tl.store(part + block_group * block_dim + member, top)
-            tl.store(part + block_group * (block_dim + 1) + member, weight)
-            tl.debug_barrier()
+            _leave(part, value, top, weight, real, block_group, block_dim)
             first = row_begin // share
             num_parts = (row_end - 1) // share - first + 1
             counter = arrived + row * kv_heads + kv_head
@@ -201,6 +197,17 @@ def _attend(
         value = tl.dot(p.to(v.dtype), v, value * fade[:, None])
         top = new_top
     return value, top, weight
+
+
+@triton.jit
+def _leave(part, value, top, weight, real, block_group: tl.constexpr, block_dim: tl.constexpr):
+    """Puts a part where whoever arrives last finds it."""
+    member = tl.arange(0, block_group)
+    column = tl.arange(0, block_dim)
+    tl.store(part + member[:, None] * block_dim + column[None, :], value, mask=real)
+    tl.store(part + block_group * block_dim + member, top)
+    tl.store(part + block_group * (block_dim + 1) + member, weight)
+    tl.debug_barrier()
 
 
 @triton.jit
