@@ -28,7 +28,8 @@ class Script:
         per_choice: Output of single choices, by index, instead.
         stop_token_id: Ends each choice with STOP and this id; None ends with LENGTH.
         land_s: Seconds until each item is reported landed.
-        land_when: Awaited before that, with the item's promise; None = at once.
+        land_when: Awaited before the first word of an item, lost or landed, with its promise;
+            None = at once.
         token_s: Seconds before each step.
         lose: Causes reported for item 0, part 0, one per attempt, before it lands.
         refuse: Raised instead of accepting.
@@ -132,6 +133,8 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
     async def _land(self, generation: Generation) -> AsyncIterator[decoder_pb2.GenerateResponse]:
         for promise in generation.start.promises:
             attempt = promise.parts[0].attempt
+            if self.script.land_when is not None:
+                await self.script.land_when(promise)
             for cause in self.script.lose if promise.item == 0 else ():
                 yield decoder_pb2.GenerateResponse(
                     embedding_lost=decoder_pb2.EmbeddingLost(
@@ -139,8 +142,6 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
                     )
                 )
                 attempt = await _redirected(generation, attempt)
-            if self.script.land_when is not None:
-                await self.script.land_when(promise)
             await asyncio.sleep(self.script.land_s)
             yield decoder_pb2.GenerateResponse(landed=decoder_pb2.Landed(item=promise.item))
 

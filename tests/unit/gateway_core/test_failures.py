@@ -107,7 +107,14 @@ async def test_losses_are_bounded(make_rig: RigMaker) -> None:
 async def test_client_faults_told_by_the_decoder_are_not_retried(
     make_rig: RigMaker, cause: Cause
 ) -> None:
-    rig = await make_rig(encoders=2, decoders=[FakeDecoder(Script(lose=(cause,)))])
+    script = Script(lose=(cause,))
+    rig = await make_rig(encoders=2, decoders=[FakeDecoder(script)])
+
+    async def an_encoder_has_it(promise: decoder_pb2.Promise) -> None:
+        while not rig.encodes():
+            await asyncio.sleep(0.01)
+
+    script.land_when = an_encoder_has_it
     kind = InvalidMedia if cause is Cause.INVALID_MEDIA else TooLarge
     with pytest.raises(kind) as failure:
         await collect(rig.pipeline, chat(picture(png())))
