@@ -12,7 +12,7 @@ import pytest
 # workers share few cores, and a pool of threads in each makes all of them slow.
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 
-HEADER = f"{'checkpoint':20} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>9} equal ids"
+HEADER = f"{'checkpoint':28} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>9} equal ids"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _page(lines: list[str]) -> str:
     """docs/parity.md: of the families' lines, those of checkpoints that are made here."""
-    rows = [(line[:20].strip(), line[21:36].strip(), *line[36:].split()) for line in sorted(lines)]
+    rows = [(line[:28].strip(), line[29:44].strip(), *line[44:].split()) for line in sorted(lines)]
     known = [row for row in rows if row[1] in _PROMPTS]
     known = [(*r[:3], "", "", *r[5:]) if r[1] == _TOKENS_ONLY else r for r in known]
     body = "".join(f"| {' | '.join(row)} |\n" for row in known)

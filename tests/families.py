@@ -24,6 +24,8 @@ from tests.family_shapes import (
     glm_moe,
     intern,
     intern3,
+    intern3_moe,
+    intern_llama,
     pixels,
     qwen2,
     qwen2_5,
@@ -197,6 +199,22 @@ _INTERN_VIDEO = {**_INTERN_IMAGE, "num_frames": 8}
 del _INTERN_VIDEO["image_processor_type"], _INTERN_VIDEO["crop_to_patches"]
 _INTERN_VIDEO["video_processor_type"] = "InternVLVideoProcessor"
 
+
+def _intern(config: Callable[[dict[str, Any]], dict[str, Any]], **more: bool) -> Family:
+    return Family(
+        "InternVLForConditionalGeneration",
+        config,
+        _INTERN_IMAGE,
+        _INTERN_VIDEO,
+        "InternVLProcessor",
+        _INTERN_TOKENS,
+        _INTERN_SLOTS,
+        _INTERN_MORE,
+        tiled=True,
+        **more,
+    )
+
+
 FAMILIES: dict[str, Family] = {
     "Qwen2-VL": Family(
         "Qwen2VLForConditionalGeneration",
@@ -260,38 +278,11 @@ FAMILIES: dict[str, Family] = {
         _GLM_SLOTS,
         fills_up=True,
     ),
-    "InternVL3": Family(
-        "InternVLForConditionalGeneration",
-        intern,
-        _INTERN_IMAGE,
-        _INTERN_VIDEO,
-        "InternVLProcessor",
-        _INTERN_TOKENS,
-        _INTERN_SLOTS,
-        _INTERN_MORE,
-        tiled=True,
-    ),
-    "InternVL3.5": Family(
-        "InternVLForConditionalGeneration",
-        intern3,
-        _INTERN_IMAGE,
-        _INTERN_VIDEO,
-        "InternVLProcessor",
-        _INTERN_TOKENS,
-        _INTERN_SLOTS,
-        _INTERN_MORE,
-        tiled=True,
-    ),
-    "InternVL3 (authors')": Family(
-        "InternVLForConditionalGeneration",
-        intern,
-        _INTERN_IMAGE,
-        _INTERN_VIDEO,
-        "InternVLProcessor",
-        _INTERN_TOKENS,
-        _INTERN_SLOTS,
-        _INTERN_MORE,
-        tiled=True,
-        native=True,
-    ),
+    "InternVL2.5": _intern(intern_llama),
+    "InternVL2.5 (authors')": _intern(intern_llama, native=True),
+    "InternVL3": _intern(intern),
+    "InternVL3 (authors')": _intern(intern, native=True),
+    "InternVL3.5": _intern(intern3),
+    "InternVL3.5 MoE": _intern(intern3_moe, moe=True),
+    "InternVL3.5 MoE (authors')": _intern(intern3_moe, native=True, moe=True),
 }

@@ -177,6 +177,20 @@ def intern3(demo: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def intern_llama(demo: dict[str, Any]) -> dict[str, Any]:
+    """InternLM2 as transformers has it; two queries to a KV head, several KV heads."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+    return intern(demo, "llama", rope_parameters=rope, rms_norm_eps=1e-5, **heads)
+
+
+def intern3_moe(demo: dict[str, Any]) -> dict[str, Any]:
+    experts = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2}
+    made = intern3(demo)
+    made["text_config"] |= {"model_type": "qwen3_moe", "norm_topk_prob": True, **experts}
+    return made
+
+
 def pixels(kind: str, low: int, high: int, patch: int, **more: Any) -> dict[str, Any]:
     return {
         kind: more.pop("type"),

@@ -1,6 +1,7 @@
 """Where a matrix lies inside what a checkpoint stores: alone, in a joined tensor, or among experts.
 
     gate, up           mlp.gate_up_proj.weight                 [2 x width, hidden]
+    q, k, v            self_attn.wqkv.weight                   [KV heads x (their q, k, v), hidden]
     all experts' own   mlp.experts.gate_up_proj                [experts, 2 x width, hidden]
                        mlp.experts.down_proj                   [experts, hidden, width]
                        or both with their last two dimensions swapped, as hubs have them
@@ -23,11 +24,54 @@ Shape = tuple[int, ...]
 Find = Callable[[str], Any]
 """A stored tensor by name, to be sliced and asked for its shape; None where there is none."""
 
+_QKV = re.compile(r"(.*)\.([qkv])_proj\.weight")
 _HALF = re.compile(r"(.*)\.(gate|up)_proj\.weight")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _WHOLE = slice(None)
 SCALES = "_scale_inv"
 BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The shape of attention, which says how a joint tensor of q, k and v is cut."""
+
+    kv_heads: int
+    """Groups of it."""
+    queries: int
+    """Heads of q in a group; one of k and one of v follow them."""
+    width: int
+    """Rows of a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a checkpoint joins what may be joined in several ways."""
+
+    swapped: bool = False
+    """Whether fused experts have their last two dimensions swapped."""
+    heads: Heads | None = None
+
+
+_ALONE = Packing()
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """Rows that lie in equal stretches, at equal distances from the first one's beginning."""
+
+    size: int
+    every: int
+
+    def cut(self, rows: slice) -> list[slice]:
+        """Where rows lie, counted from the first stretch."""
+        first, last = rows.start // self.size, (rows.stop - 1) // self.size
+        found = []
+        for stretch in range(first, last + 1):
+            begin = max(rows.start - stretch * self.size, 0)
+            end = min(rows.stop - stretch * self.size, self.size)
+            found.append(slice(stretch * self.every + begin, stretch * self.every + end))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +86,8 @@ class Piece:
     swapped: bool = False
     scales: Any = None
     """Of a tensor of 8 bits, as the tensor itself lies."""
+    stripes: Stripes | None = None
+    """Of rows that do not follow each other."""
 
     def read(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
         """The part of it that is asked for; steps are not supported."""
@@ -50,8 +96,12 @@ class Piece:
         if len(self.shape) == 1:
             found: torch.Tensor = self.tensor[own_rows]
             return found
-        begin, end, _ = columns.indices(self.shape[1])
-        own_columns = slice(begin, end)
+        own_columns = slice(*columns.indices(self.shape[1])[:2])
+        if self.stripes is not None:
+            cuts = self.stripes.cut(slice(begin, end))
+            first = self.first_row
+            moved = [slice(first + cut.start, first + cut.stop) for cut in cuts]
+            return torch.cat([self._stored(cut, own_columns) for cut in moved])
         if self.swapped:
             return self._stored(own_columns, own_rows).t()
         return self._stored(own_rows, own_columns)
@@ -79,25 +129,27 @@ class Piece:
         return own
 
 
-def locate(name: str, find: Find, *, swapped: bool = False) -> Piece | None:
+def locate(name: str, find: Find, packing: Packing = _ALONE) -> Piece | None:
     """The piece called `name`, wherever it lies, with the scales of its blocks if it has any.
 
     Args:
         name: In the one layout.
         find: Looks stored tensors up.
-        swapped: Whether fused experts have their last two dimensions swapped.
+        packing: The checkpoint's.
     """
-    piece = _locate(name, find, swapped=swapped)
+    piece = _locate(name, find, packing)
     if piece is None or (scales := find(f"{piece.stored}{SCALES}")) is None:
         return piece
     return replace(piece, scales=scales)
 
 
-def _locate(name: str, find: Find, *, swapped: bool) -> Piece | None:
+def _locate(name: str, find: Find, packing: Packing) -> Piece | None:
     if (whole := find(name)) is not None:
         return Piece(name, whole, tuple(whole.get_shape()))
     if match := _EXPERT.fullmatch(name):
-        return _expert(match, find, swapped=swapped)
+        return _expert(match, find, swapped=packing.swapped)
+    if packing.heads is not None and (match := _QKV.fullmatch(name)):
+        return _head_rows(match, find, packing.heads)
     if match := _HALF.fullmatch(name):
         stored = f"{match[1]}.gate_up_proj.weight"
         if (joined := find(stored)) is not None:
@@ -105,6 +157,24 @@ def _locate(name: str, find: Find, *, swapped: bool) -> Piece | None:
             first = height // 2 if match[2] == "up" else 0
             return Piece(stored, joined, (height // 2, width), first)
     return None
+
+
+def _head_rows(match: re.Match[str], find: Find, heads: Heads) -> Piece | None:
+    """q, k or v of a joint tensor. Raises ValueError where it is not of these heads."""
+    stored = f"{match[1]}.wqkv.weight"
+    if (joined := find(stored)) is None:
+        return None
+    rows, hidden = joined.get_shape()
+    every = (heads.queries + 2) * heads.width
+    if rows != heads.kv_heads * every:
+        raise ValueError(
+            f"tensor {stored} has {rows} rows in the checkpoint, {heads.kv_heads * every} by the "
+            "config"
+        )
+    size = heads.width * (heads.queries if match[2] == "q" else 1)
+    first = heads.width * {"q": 0, "k": heads.queries, "v": heads.queries + 1}[match[2]]
+    shape = (heads.kv_heads * size, hidden)
+    return Piece(stored, joined, shape, first, stripes=Stripes(size, every))
 
 
 def experts_are_swapped(find: Find, names: tuple[str, ...], *, hidden: int, width: int) -> bool:

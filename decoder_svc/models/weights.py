@@ -17,13 +17,32 @@ from chiasm.digest import is_tower_tensor
 from chiasm.loading_bar import LoadingBar
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.models.names import tensor_names
-from decoder_svc.models.packing import SCALES, Piece, experts_are_swapped, locate
+from decoder_svc.models.packing import (
+    SCALES,
+    Heads,
+    Packing,
+    Piece,
+    experts_are_swapped,
+    locate,
+)
 from decoder_svc.parallel.mesh import Shard
 
 _LAYOUTS = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
+)
+# InternLM2's words for the same.
+_WORDS = (
+    ("language_model.output.", "lm_head."),
+    (".tok_embeddings.", ".embed_tokens."),
+    (".attention.wqkv.", ".self_attn.wqkv."),
+    (".attention.wo.", ".self_attn.o_proj."),
+    (".attention_norm.", ".input_layernorm."),
+    (".ffn_norm.", ".post_attention_layernorm."),
+    (".feed_forward.w1.", ".mlp.gate_proj."),
+    (".feed_forward.w2.", ".mlp.down_proj."),
+    (".feed_forward.w3.", ".mlp.up_proj."),
 )
 _DERIVED = ("rotary_emb.inv_freq",)  # old checkpoints store what is computed from the config
 
@@ -52,7 +71,7 @@ class CheckpointReader:
                 if name in self._where:
                     raise ValueError(f"{model_dir}: tensor {name} is there twice")
                 self._where[name] = (file, stored)
-        self._swapped = False
+        self._packing = Packing()
         self._progress = LoadingBar("weights")
 
     def __enter__(self) -> CheckpointReader:
@@ -65,7 +84,9 @@ class CheckpointReader:
 
     def check(self, config: TextConfig) -> None:
         """Raises ValueError naming tensors that are missing, or that nothing would read."""
-        self._swapped = self._experts_swapped(config)
+        queries = config.num_heads // config.num_kv_heads
+        heads = Heads(config.num_kv_heads, queries, config.head_dim)
+        self._packing = Packing(self._experts_swapped(config), heads)
         used, missing = set(), []
         for name in sorted(tensor_names(config)):
             piece = self._locate(name)
@@ -112,7 +133,7 @@ class CheckpointReader:
         return piece
 
     def _locate(self, name: str) -> Piece | None:
-        return locate(name, self._find, swapped=self._swapped)
+        return locate(name, self._find, self._packing)
 
     def _find(self, name: str) -> Any:
         if name not in self._where:
@@ -142,6 +163,8 @@ def _is_language_model(stored: str) -> bool:
 
 
 def _canonical(stored: str) -> str:
+    for theirs, ours in _WORDS:
+        stored = stored.replace(theirs, ours)
     for prefix, replacement in _LAYOUTS:
         if stored.startswith(prefix):
             return replacement + stored.removeprefix(prefix)

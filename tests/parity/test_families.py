@@ -92,6 +92,6 @@ def record(  # noqa: PLR0913, PLR0917
     same = sum(a == b for a, b in zip(got, expected, strict=True))
     record_property(
         "parity",
-        f"{served.name:20} {name:15} {len(made.ids):6d} {rows:9.1e} {logits:9.1e} "
+        f"{served.name:28} {name:15} {len(made.ids):6d} {rows:9.1e} {logits:9.1e} "
         f"{same:6d}/{NUM_TOKENS}",
     )

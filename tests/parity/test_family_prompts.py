@@ -60,7 +60,10 @@ class Served:
 
 # One of those that share processor and template is enough. Qwen2(.5)-VL has tests of its own, since
 # it chooses frames otherwise than its reference (test_prompt_tokens.py, test_planning.py).
-COVERED = ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL MoE", "GLM-4.5V", "InternVL3.5")
+COVERED = (
+    *("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL MoE", "GLM-4.5V", "InternVL2.5"),
+    *("InternVL2.5 (authors')", "InternVL3.5", "InternVL3.5 MoE", "InternVL3.5 MoE (authors')"),
+)
 NAMES = [name for name in FAMILIES if name not in COVERED]
 
 

@@ -208,7 +208,7 @@ def test_files_to_tokens(
     worst_logits = float((rig.sampler.seen[0] - expected.logits[0]).abs().max())
     record_property(
         "parity",
-        f"{served.name:20} {name:15} {len(ours.ids):6d} {worst_rows:9.1e} {worst_logits:9.1e} "
+        f"{served.name:28} {name:15} {len(ours.ids):6d} {worst_rows:9.1e} {worst_logits:9.1e} "
         f"{sum(a == b for a, b in zip(got.tokens(), ids, strict=True)):6d}/{len(ids)}",
     )
     assert worst_rows <= TOLERANCE

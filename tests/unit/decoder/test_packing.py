@@ -135,6 +135,47 @@ def test_a_missing_expert_and_an_unknown_one_are_named(moe: Path, tmp_path: Path
         load(rewritten(moe, tmp_path / "more", with_more))
 
 
+@pytest.fixture(scope="module", name="internlm")
+def internlm_(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("InternVL2.5 (authors')", tmp_path_factory.mktemp("internlm"))
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
+def test_queries_keys_and_values_in_one_tensor(internlm: Path, tp_size: int) -> None:
+    for rank in range(tp_size):  # of eight ranks, two hold the same KV head
+        mesh = ParallelMesh(tp_rank=rank, tp_size=tp_size)
+        assert_equal(load(internlm, mesh), load(internlm / "hf", mesh))
+
+
+def test_a_joint_tensor_of_other_heads_is_refused(internlm: Path, tmp_path: Path) -> None:
+    name = "language_model.model.layers.1.attention.wqkv.weight"
+
+    def shorter(tensors: Tensors) -> Tensors:
+        return {**tensors, name: tensors[name][:-8].contiguous()}
+
+    with pytest.raises(ValueError, match=r"layers\.1\..*wqkv.* 120 rows .* 128 by the config"):
+        load(rewritten(internlm, tmp_path / "shorter", shorter))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"bias": True}, "bias of InternLM2"),
+        ({"rope_pos_id_version": "v2pe"}, "rope_pos_id_version 'v2pe'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'"),
+    ],
+)
+def test_what_internlm2_may_ask_for_in_vain(
+    internlm: Path, tmp_path: Path, setting: dict[str, object], message: str
+) -> None:
+    other = shutil.copytree(internlm, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["llm_config"].update(setting)
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        read_text_config(other)
+
+
 def test_experts_of_another_width_are_refused(moe: Path, tmp_path: Path) -> None:
     def narrowed(tensors: Tensors) -> Tensors:
         return {
