@@ -26,7 +26,7 @@ pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: parity help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: parity help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu sanitize lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ test-schemathesis: setup ## 5,000 requests made up from the OpenAPI document (CI
 
 test-gpu: setup ## The tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_ARGS)
+
+sanitize: setup ## Our own CUDA kernels under compute-sanitizer (needs a GPU and CUDA's toolkit)
+	$(BIN)/python -m bench.sanitize $(BENCH_ARGS)
 
 lint: setup ## ruff: rules and layout
 	$(BIN)/ruff check .

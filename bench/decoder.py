@@ -1,4 +1,4 @@
-"""Decoder speed on GPUs, without encoders and rpcs: decode by batch size, prefill, mixed load.
+"""Decoder speed on GPUs, without encoders and rpcs: decode by batch size, and prefill.
 
     python -m bench.decoder --tp-size 2 --parts decode,prefill --json decoder.json
 
@@ -36,7 +36,7 @@ def main() -> None:
     args = _arguments()
     with tempfile.TemporaryDirectory() as directory:
         model_dir = write_shape(Path(directory), num_layers=args.layers)
-        engine = BenchEngine(_config(args, model_dir), model_dir)
+        engine = BenchEngine(config_of(args, model_dir), model_dir)
         bench = DecoderBench(engine, args)
         bench.put("start", {"seconds": round(engine.start_s, 1), "kv_tokens": engine.kv_tokens})
         try:
@@ -105,29 +105,6 @@ class DecoderBench:
                 {"tokens_s": round(length / median, 1), "ms": round(median * 1e3, 2)},
             )
 
-    def run_mixed(self) -> None:
-        """Requests of mixed lengths at full rate: lognormal, as chat logs are."""
-        count = self._args.requests
-        prompts = np.clip(self._rng.lognormal(5.3, 1.0, count), 4, 2048).astype(int)
-        outs = np.clip(self._rng.lognormal(5.0, 0.9, count), 4, 1024).astype(int)
-        asked = [self._prompts(1, int(n))[0] for n in prompts]
-        started = time.monotonic()
-        answers = [self._engine.ask(p, int(n)) for p, n in zip(asked, outs, strict=True)]
-        for answer in answers:
-            finish(answer)
-        taken = time.monotonic() - started
-        gaps = np.concatenate([np.diff(a.token_times) for a in answers if len(a.token_times) > 1])
-        self.put(
-            "mixed",
-            {
-                "requests": count,
-                "tokens_s": round(float(outs.sum()) / taken, 1),
-                "itl_p50_ms": round(float(np.percentile(gaps, 50)) * 1e3, 2),
-                "itl_p99_ms": round(float(np.percentile(gaps, 99)) * 1e3, 2),
-                "ttft_p50_ms": round(float(np.percentile([a.first_s for a in answers], 50)) * 1e3),
-            },
-        )
-
     def run_profile(self) -> None:
         """Kernels of some decode steps and of one prefill, by time on the GPU."""
         from torch.profiler import ProfilerActivity, profile
@@ -155,17 +132,20 @@ class DecoderBench:
         return random_prompts(count, length, vocabulary=vocabulary, rng=self._rng)
 
 
-def _config(args: argparse.Namespace, model_dir: Path) -> DecoderConfig:
+def config_of(args: argparse.Namespace, model_dir: Path) -> DecoderConfig:
+    """A decoder as these options say, with random weights."""
     return DecoderConfig(
         model=str(model_dir),
         parallel=ParallelConfig(tp_size=args.tp_size, pp_size=args.pp_size),
         scheduler=SchedulerConfig(
             chunked_prefill_size=args.chunk,
+            max_mixed_tokens=args.max_mixed_tokens,
+            max_prefill_delay=args.max_prefill_delay,
             max_running_requests=max(args.batches),
             async_scheduling=args.async_scheduling,
         ),
         memory=MemoryConfig(mem_fraction_static=args.memory, kv_bytes=args.kv_bytes),
-        max_model_len=20000,
+        max_model_len=args.max_len,
         attention_backend=args.attention_backend,
         cuda_graphs=not args.no_cuda_graphs,
         load_format="dummy",
@@ -177,12 +157,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--pp-size", type=int, default=1)
-    parser.add_argument("--parts", default="decode,prefill", help="of decode,prefill,mixed,profile")
+    parser.add_argument("--parts", default="decode,prefill", help="of decode,prefill,profile")
     parser.add_argument("--batches", type=_numbers, default=[1, 32, 128, 256])
     parser.add_argument("--prefill", type=_numbers, default=[2048, 8192, 16000])
-    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--chunk", type=int, default=8192)
+    parser.add_argument("--max-mixed-tokens", type=int, default=0)
+    parser.add_argument("--max-prefill-delay", type=int, default=0)
+    parser.add_argument("--max-len", type=int, default=20000, help="tokens of one sequence")
     parser.add_argument("--memory", type=float, default=0.85)
     parser.add_argument("--kv-bytes", type=int, default=1 << 30, help="on a CPU")
     parser.add_argument("--layers", type=int, help="fewer than the 28 of the 7B shape")

@@ -114,10 +114,9 @@ class BenchEngine:
                         answer.logprobs.append(sampled.logprob or 0.0)
                         answer.top_ids.append(sampled.top_ids)
                         answer.top_logprobs.append(sampled.top_logprobs)
-                case RequestDone():
-                    answer.done.set()
-                case RequestFailed():
-                    answer.error = event.error
+                case RequestDone() | RequestFailed():
+                    del self._answers[name]
+                    answer.error = event.error if isinstance(event, RequestFailed) else None
                     answer.done.set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -50,9 +51,8 @@ class Tokens:
 
     def call(self, number: int, shape: Shape | None = None) -> None:
         pool = self.pools[number]
-        self.out = paged_decode(
-            self.queries, pool[0], pool[1], self.lookup, DIM**-0.5, self.workspace, shape
-        )
+        workspace = replace(self.workspace, shape=shape)
+        self.out = paged_decode(self.queries, pool[0], pool[1], self.lookup, DIM**-0.5, workspace)
 
     def check(self) -> float:
         rows = self.lookup.lengths.nonzero()[:, 0]  # others are left unwritten

@@ -155,6 +155,8 @@ def build_engine(
             depth=config.parallel.pp_size,
             ahead=parts.executor.depth > config.parallel.pp_size,
             most_rows=parts.executor.most_rows,
+            mixed_tokens=config.scheduler.max_mixed_tokens,
+            prefill_delay=config.scheduler.max_prefill_delay,
             least_text=_LEAST_TEXT,
         ),
         pool=pool,

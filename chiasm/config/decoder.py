@@ -40,6 +40,10 @@ class SchedulerConfig:
     """Requests that may wait before new ones are refused with RESOURCE_EXHAUSTED."""
     chunked_prefill_size: int = 2048
     """Prompt tokens of one step, over all requests."""
+    max_mixed_tokens: int = 1024
+    """Tokens of a step that sequences also decode in, which holds their pace; 0 = no such limit."""
+    max_prefill_delay: int = 4
+    """Steps that prompts may wait to share one, while more requests wait than find a place."""
     prefix_cache: bool = True
     """Keep the pages of finished prompts for requests that begin the same way."""
     async_scheduling: str = "auto"
@@ -52,6 +56,8 @@ class SchedulerConfig:
             )
         if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
             raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
+        if self.max_mixed_tokens < 0 or self.max_prefill_delay < 0:
+            raise ValueError("--max-mixed-tokens and --max-prefill-delay must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

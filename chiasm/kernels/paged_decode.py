@@ -48,6 +48,8 @@ class Workspace:
     """float32: values, maxima and sums of the parts."""
     arrived: torch.Tensor
     """[rows x kv heads] int32: parts that have arrived. Zero between calls."""
+    shape: Shape | None = None
+    """Another cut than the measured best, for measuring."""
 
     @classmethod
     def allocate(
@@ -79,19 +81,22 @@ def paged_decode(
     lookup: Lookup,
     scale: float,
     workspace: Workspace,
-    shape: Shape | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries [B, heads, dim] to [B, heads, dim]; rows of length 0 are left unwritten.
 
     Pools [pages, page_size, kv_heads, dim] of bfloat16 or float16, of any strides but the
-    last. What varies from step to step (lengths, tables, seats) is read on the device.
+    last. What varies from step to step (lengths, tables, seats) is read on the device. `out` is
+    where to write, contiguous; None = anew.
     """
+    if out is None:
+        out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     if not compiled(queries):
-        return paged_decode_reference(queries, keys_pool, values_pool, lookup, scale)
+        found = paged_decode_reference(queries, keys_pool, values_pool, lookup, scale)
+        return out.copy_(found)
     from chiasm.kernels.paged_decode_triton import launch_paged_decode
 
-    shape = shape or shape_for(queries.shape[0])
-    return launch_paged_decode(queries, keys_pool, values_pool, lookup, scale, workspace, shape)
+    return launch_paged_decode(queries, keys_pool, values_pool, lookup, scale, workspace, out)
 
 
 def paged_decode_reference(

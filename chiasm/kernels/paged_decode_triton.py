@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from chiasm.kernels.launch import overlapping, power_of_two
-from chiasm.kernels.paged_decode import Lookup, Shape, Workspace
+from chiasm.kernels.paged_decode import Lookup, Workspace, shape_for
 
 LOG2E = 1.4426950408889634
 
@@ -20,15 +20,15 @@ def launch_paged_decode(
     lookup: Lookup,
     scale: float,
     workspace: Workspace,
-    shape: Shape,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """See `chiasm.kernels.paged_decode.paged_decode`."""
     batch, heads, dim = queries.shape
     page_size, kv_heads = keys_pool.shape[1:3]
     group = heads // kv_heads
-    out = torch.empty((batch, heads, dim), dtype=queries.dtype, device=queries.device)
     if not batch:
         return out
+    shape = workspace.shape or shape_for(batch)
     grid = (kv_heads, max(shape.programs // kv_heads, 1))
     # fmt: off
     _paged_decode[grid](

@@ -89,14 +89,11 @@ class FlashInferAttention(AttentionBackend):
         count = self._num_single
         if self._lookup is None:
             return self._run_chunks(layer, queries, None)
-        single = paged_decode(
-            queries[:count], keys, values, self._lookup, self._scale, self._workspace
-        )
-        if count == len(queries):
-            return single
         mixed = torch.empty_like(queries)
-        mixed[:count] = single
-        self._run_chunks(layer, queries[count:], mixed[count:])
+        single = (queries[:count], keys, values, self._lookup, self._scale, self._workspace)
+        paged_decode(*single, out=mixed[:count])
+        if count < len(queries):
+            self._run_chunks(layer, queries[count:], mixed[count:])
         return mixed
 
     def _plan_chunks(self, batch: AttentionBatch, first: int) -> None:

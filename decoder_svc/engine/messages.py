@@ -202,7 +202,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch. Sequences of a single token come first; or it is told in columns."""
+    """One micro-batch: first what is told in columns, then sequences, of a single token first."""
 
     step: int
     sequences: tuple[PlannedSequence, ...] = ()

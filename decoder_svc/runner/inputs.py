@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from decoder_svc.attention.base import AttentionBatch
-from decoder_svc.engine.messages import PlannedSequence, StepPlan
+from decoder_svc.engine.messages import PENDING, PlannedSequence, StepPlan
+from decoder_svc.runner.rows import Ints, columns_of
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.staging import stage
 
@@ -39,23 +40,24 @@ def build_inputs(
 ) -> StepInputs:
     """The tensors of a plan, on the stage's device."""
     sequences = plan.sequences
-    batch = _batch(sequences, seats, block_size)
+    columns = _NO_COLUMNS if plan.decodes is None else columns_of(plan.decodes)
+    batch = _batch(columns, sequences, seats, block_size)
     lengths, starts = batch.lengths, batch.starts
     ends = np.cumsum(lengths)
     firsts = ends - lengths
-    owner = np.repeat(np.arange(len(sequences)), lengths)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
     index = np.arange(int(ends[-1])) - firsts[owner] + starts[owner]
     pages = batch.block_tables[owner, index // block_size].astype(np.int64)
-    token_ids = np.fromiter(
-        (token for s in sequences for token in s.token_ids), np.int64, count=int(ends[-1])
-    )
-    draws = np.array([s.draw is not None for s in sequences])
-    embeds_at, slab_rows = _embeds(sequences, firsts)
+    ids = [token for s in sequences for token in s.token_ids]
+    token_ids = _after(columns[0], ids)
+    draws = np.array([True] * columns.shape[1] + [s.draw is not None for s in sequences])
+    embeds_at, slab_rows = _embeds(sequences, firsts[columns.shape[1] :])
     placed_ids = stage(token_ids, device)
-    seats.fill_in(placed_ids, sequences)
+    unknown = (token_ids == PENDING).nonzero()[0]
+    seats.fill_in(placed_ids, unknown, batch.seats[owner[unknown]])
     return StepInputs(
         placed_ids,
-        stage(_positions(sequences, firsts, lengths, owner), device),
+        stage(_positions(columns, sequences, firsts, owner), device),
         stage(pages * block_size + index % block_size, device),
         stage(embeds_at, device),
         torch.from_numpy(slab_rows),
@@ -65,30 +67,40 @@ def build_inputs(
     )
 
 
+_NO_COLUMNS: Ints = np.empty((6, 0), dtype=np.int32)
+
+
+def _after(column: Ints, values: list[int]) -> np.ndarray:
+    """int64: what a column says, then of each sequence that is told by itself."""
+    return np.concatenate((column, np.array(values, dtype=np.int64)), dtype=np.int64)
+
+
 def _batch(
-    sequences: tuple[PlannedSequence, ...], seats: SeatTable, block_size: int
+    columns: Ints, sequences: tuple[PlannedSequence, ...], seats: SeatTable, block_size: int
 ) -> AttentionBatch:
-    lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
-    starts = np.array([s.start for s in sequences], dtype=np.int64)
-    rows = np.array([s.seat for s in sequences], dtype=np.int64)
+    count = columns.shape[1]
+    long = [len(s.token_ids) for s in sequences]
+    lengths = np.array([1] * count + long, dtype=np.int64)
+    starts = _after(columns[2], [s.start for s in sequences])
+    rows = _after(columns[1], [s.seat for s in sequences])
     widest = -(-int((starts + lengths).max()) // block_size)
     tables = seats.tables_of(rows, widest)
-    return AttentionBatch(starts, lengths, tables, int((lengths == 1).sum()), rows)
+    return AttentionBatch(starts, lengths, tables, count + long.count(1), rows)
 
 
 def _positions(
+    columns: Ints,
     sequences: tuple[PlannedSequence, ...],
     firsts: np.ndarray,
-    lengths: np.ndarray,
     owner: np.ndarray,
 ) -> np.ndarray:
-    bases = np.array([s.position for s in sequences], dtype=np.int64)
+    bases = _after(columns[3], [s.position for s in sequences])
     straight = np.arange(len(owner)) - firsts[owner] + bases[owner]
     positions = np.broadcast_to(straight, (3, len(owner))).copy()
-    for sequence, first, length in zip(sequences, firsts, lengths, strict=True):
+    for sequence, first in zip(sequences, firsts[columns.shape[1] :], strict=True):
         if sequence.grid_positions:
             grid = np.frombuffer(sequence.grid_positions, dtype=np.int32).reshape(3, -1)
-            positions[:, first : first + length] = grid
+            positions[:, first : first + grid.shape[1]] = grid
     return positions
 
 

@@ -20,7 +20,7 @@ from decoder_svc.runner.rank_rows import RankRows
 from decoder_svc.runner.rows import columns_of, drawing_seats
 from decoder_svc.runner.seats import SeatTable
 from decoder_svc.sampling.drawn import Drawn
-from decoder_svc.sampling.params import Draw
+from decoder_svc.sampling.params import Draw, SamplingParams
 from decoder_svc.sampling.sampler import Sampler
 from decoder_svc.staging import stage
 
@@ -72,8 +72,8 @@ class ModelRunner:
 
     @property
     def most_rows(self) -> int:
-        """Sequences of a decode step that may be told in columns."""
-        return 0 if self.graphs is None else self.graphs.most
+        """Decoding sequences of a step that may be told in columns."""
+        return self._seats.spare_seat if self.graphs is None else self.graphs.most
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Outcome | None:
@@ -86,9 +86,10 @@ class ModelRunner:
             torch.cuda.set_device(self._device)  # threads have a current device each
         if self.returns is not None and self._model.mesh.is_first_stage:
             self.returns.take_in(plan)
-        if plan.decodes is not None:
-            assert self.graphs is not None, "columns are for graphs"
+        news = self._seats.learn(plan)
+        if self.graphs is not None and plan.decodes is not None and not plan.sequences:
             return self._replay(plan, plan.decodes, self.graphs)
+        self._seats.place(news)
         return self._compute(plan)
 
     def close(self) -> None:
@@ -96,8 +97,6 @@ class ModelRunner:
         self._rows = torch.empty(0, self._rows.shape[1])
 
     def _compute(self, plan: StepPlan) -> Outcome | None:
-        self._seats.learn(plan.sequences)
-        self._seats.place(plan.sequences)
         inputs = build_inputs(plan, self._seats, block_size=self.block_size, device=self._device)
         self._attention.plan(inputs.batch, inputs.slots)
         media = self._media(inputs)
@@ -109,8 +108,7 @@ class ModelRunner:
             self._pass_on(plan, hidden, inputs.drawing_seats)
             return None
         drawn = None
-        draws = [s.draw for s in plan.sequences if s.draw is not None]
-        if draws:  # every peer holds a part of the vocabulary
+        if draws := _draws_of(plan):  # every peer holds a part of the vocabulary
             logits = self._model.logits(hidden)
             if self.ahead or self._model.mesh.tp_rank == 0:
                 drawn = self._sample(logits, draws)
@@ -119,7 +117,6 @@ class ModelRunner:
 
     def _replay(self, plan: StepPlan, rows: DecodeRows, graphs: DecodeGraphs) -> Outcome | None:
         columns = columns_of(rows)
-        self._seats.learn_pages(*columns[[1, 4, 5]])
         hidden = None
         if not self._model.mesh.is_first_stage:
             hidden = self._receive(columns.shape[1])
@@ -187,3 +184,15 @@ class ModelRunner:
             rows = self._rows.index_select(0, inputs.slab_rows)
             placed = rows.to(device=self._device, dtype=self._dtype)
         return MediaRows(inputs.embeds_at, placed, self._model.config.hidden_size)
+
+
+_LIKELIEST = Draw(SamplingParams(max_tokens=1, temperature=0.0), 0, 0)
+
+
+def _draws_of(plan: StepPlan) -> list[Draw]:
+    """The draws of a step, in the order of its plan."""
+    draws: list[Draw] = []
+    if (rows := plan.decodes) is not None:
+        draws += rows.draws or [_LIKELIEST] * columns_of(rows).shape[1]
+    draws += [s.draw for s in plan.sequences if s.draw is not None]
+    return draws

@@ -17,15 +17,19 @@ def columns_of(rows: DecodeRows) -> Ints:
 
 def drawing_seats(plan: StepPlan) -> npt.NDArray[np.int64]:
     """[draws]: the seats that draw a token, in the order of the plan."""
-    if plan.decodes is not None:
-        return np.asarray(columns_of(plan.decodes)[1], dtype=np.int64)
-    return np.array([s.seat for s in plan.sequences if s.draw is not None], dtype=np.int64)
+    return _joined(plan, [s.seat for s in plan.sequences if s.draw is not None], pending=False)
 
 
 def pending_seats(plan: StepPlan) -> npt.NDArray[np.int64]:
     """[P]: the seats whose token the host did not know when it planned."""
-    if plan.decodes is not None:
-        columns = columns_of(plan.decodes)
-        return np.asarray(columns[1][columns[0] == PENDING], dtype=np.int64)
-    pending = [s.seat for s in plan.sequences if s.token_ids == (PENDING,)]
-    return np.array(pending, dtype=np.int64)
+    return _joined(plan, [s.seat for s in plan.sequences if s.token_ids == (PENDING,)])
+
+
+def _joined(plan: StepPlan, others: list[int], *, pending: bool = True) -> npt.NDArray[np.int64]:
+    """The seats told in columns, or with `pending` those whose token is, and these."""
+    seats = np.array(others, dtype=np.int64)
+    if plan.decodes is None:
+        return seats
+    columns = columns_of(plan.decodes)
+    told = columns[1][columns[0] == PENDING] if pending else columns[1]
+    return np.concatenate((told, seats), dtype=np.int64)

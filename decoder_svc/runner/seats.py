@@ -6,15 +6,15 @@ the host has seen it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from decoder_svc.engine.messages import NO_PAGE, PENDING, PlannedSequence
-from decoder_svc.runner.rows import Ints
+from decoder_svc.engine.messages import NO_PAGE, StepPlan
+from decoder_svc.runner.rows import Ints, columns_of
 from decoder_svc.staging import stage
+
+Longs = npt.NDArray[np.int64]
 
 
 class SeatTable:
@@ -38,50 +38,45 @@ class SeatTable:
         self.last_tokens = torch.zeros(num_seats + 1, dtype=torch.int64, device=device)
         """[seats + 1] int64: what each seat drew last."""
 
-    def learn(self, sequences: Sequence[PlannedSequence]) -> None:
-        """Takes in the pages that a step is the first to tell of, on the host alone."""
-        for sequence in sequences:
+    def learn(self, plan: StepPlan) -> Ints:
+        """Takes in the pages that a step is the first to tell of, on the host alone.
+
+        Returns:
+            [3, news]: the seat, which of its pages, and the page, of each.
+        """
+        news = []
+        if plan.decodes is not None:
+            _, seats, _, _, numbers, pages = columns_of(plan.decodes)
+            new = numbers != NO_PAGE
+            news.append(np.stack((seats[new], numbers[new], pages[new])))
+        for sequence in plan.sequences:
             if sequence.block_table:
-                first = sequence.first_block
-                end = first + len(sequence.block_table)
-                self._host[sequence.seat, first:end] = sequence.block_table
+                told = np.empty((3, len(sequence.block_table)), dtype=np.int32)
+                told[0] = sequence.seat
+                told[1] = np.arange(told.shape[1]) + sequence.first_block
+                told[2] = sequence.block_table
+                news.append(told)
+        learnt: Ints = np.concatenate(news, axis=1) if news else np.empty((3, 0), dtype=np.int32)
+        self._host[learnt[0], learnt[1]] = learnt[2]
+        return learnt
 
-    def learn_pages(self, seats: Ints, numbers: Ints, pages: Ints) -> None:
-        """Takes in one page a seat, unless it is NO_PAGE, on the host alone; all [S]."""
-        new = numbers != NO_PAGE
-        self._host[seats[new], numbers[new]] = pages[new]
-
-    def place(self, sequences: Sequence[PlannedSequence]) -> None:
-        """Puts the pages that a step is the first to tell of on the device."""
+    def place(self, news: Ints) -> None:
+        """Puts the pages that a step is the first to tell of on the device: see `learn`."""
         if self._device.type == "cpu":  # backends there are given the host's rows with each step
             return
-        news = [s for s in sequences if s.block_table]
-        if not news:
-            return
-        counts = [len(s.block_table) for s in news]
-        entries = np.empty((3, sum(counts)), dtype=np.int32)
-        entries[0] = np.repeat([s.seat for s in news], counts)
-        at = 0
-        for sequence, count in zip(news, counts, strict=True):
-            entries[1, at : at + count] = np.arange(count) + sequence.first_block
-            entries[2, at : at + count] = sequence.block_table
-            at += count
-        rows, columns, pages = stage(entries, self._device)
-        self.tables.index_put_((rows, columns), pages)
+        if news.shape[1]:
+            rows, columns, pages = stage(news, self._device)
+            self.tables.index_put_((rows, columns), pages)
 
-    def tables_of(self, seats: npt.NDArray[np.int64], num_pages: int) -> npt.NDArray[np.int32]:
+    def tables_of(self, seats: Longs, num_pages: int) -> npt.NDArray[np.int32]:
         """[S, num_pages]: the first pages of these seats."""
         return self._host[seats, :num_pages]
 
-    def fill_in(self, token_ids: torch.Tensor, sequences: Sequence[PlannedSequence]) -> None:
-        """Replaces, in the ids of a step laid end to end, those the host does not know."""
-        lengths = [len(s.token_ids) for s in sequences]
-        ends = np.cumsum(lengths)
-        unknown = [i for i, s in enumerate(sequences) if s.token_ids == (PENDING,)]
-        if unknown:
-            at = stage(ends[unknown] - 1, self._device)
-            seats = stage(np.array([sequences[i].seat for i in unknown]), self._device)
-            token_ids.index_copy_(0, at, self.last_tokens.index_select(0, seats))
+    def fill_in(self, token_ids: torch.Tensor, at: Longs, seats: Longs) -> None:
+        """Replaces ids that the host does not know, [P] of them, by what these seats drew last."""
+        if len(at):
+            places, rows = stage(np.stack((at, seats)), self._device)
+            token_ids.index_copy_(0, places, self.last_tokens.index_select(0, rows))
 
     def note(self, seats: torch.Tensor, tokens: torch.Tensor) -> None:
         """Remembers what seats [S] drew; `tokens` [S]."""

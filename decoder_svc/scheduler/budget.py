@@ -27,7 +27,12 @@ class Limits:
     ahead: bool = False
     """Whether a sequence is scheduled again before the token it drew last is known here."""
     most_rows: int = 0
-    """Decode steps of up to so many sequences are told in columns; ranks have them recorded."""
+    """Up to so many decoding sequences of a step are told in columns."""
+
+    mixed_tokens: int = 0
+    """Tokens of a step that sequences also decode in, theirs included; 0 = as many as without."""
+    prefill_delay: int = 0
+    """Steps that prompts may wait for each other while others wait for seats: see `PromptGate`."""
 
     least_text: int = 1
     """Fewer tokens of text before a row that has not landed are left for the step with that row."""
@@ -35,6 +40,13 @@ class Limits:
     def share(self, num_sequences: int) -> int:
         """Sequences of one step, so that the other stages get as many in theirs."""
         return -(-num_sequences // self.depth)
+
+    def prompt_tokens(self, num_decodes: int) -> int:
+        """Prompt tokens of a step beside so many that decode: a quarter of it at least."""
+        if not num_decodes or not self.mixed_tokens:
+            return self.chunk_tokens
+        left = max(self.mixed_tokens - num_decodes, self.mixed_tokens // 4, 1)
+        return min(left, self.chunk_tokens)
 
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""

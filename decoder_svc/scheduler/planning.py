@@ -32,22 +32,25 @@ def plan_step(
         step: Its number.
         chosen: Whom to plan for.
         receiver: Where rows of media lie.
-        most_rows: Sequences of a decode step that may be told in columns.
+        most_rows: Decoding sequences of a step that may be told in columns.
     """
-    if len(chosen) <= most_rows:
-        rows = _decode_rows(chosen)
-        if rows is not None:
-            for sequence, _ in chosen:
-                sequence.begin(1, draws=True)
-            return StepPlan(step, decodes=rows), [Entry(s, 1, draws=True) for s, _ in chosen]
-    chosen.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
-    planned = tuple(_planned(sequence, length, receiver) for sequence, length in chosen)
-    entries = []
-    for (sequence, length), part in zip(chosen, planned, strict=True):
+    fitting: Chosen = []
+    others: Chosen = []
+    for pair in chosen:
+        (fitting if most_rows and _fits_columns(*pair) else others).append(pair)
+    if len(fitting) > most_rows:
+        fitting, others = [], chosen
+    rows = _decode_rows(fitting) if fitting else None
+    for sequence, _ in fitting:
+        sequence.begin(1, draws=True)
+    entries = [Entry(sequence, 1, draws=True) for sequence, _ in fitting]
+    others.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
+    planned = tuple(_planned(sequence, length, receiver) for sequence, length in others)
+    for (sequence, length), part in zip(others, planned, strict=True):
         draws = part.draw is not None
         sequence.begin(length, draws)
         entries.append(Entry(sequence, length, draws))
-    return StepPlan(step, planned), entries
+    return StepPlan(step, planned, rows), entries
 
 
 def _planned(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> PlannedSequence:
@@ -70,32 +73,38 @@ def _planned(sequence: Sequence, length: int, receiver: EmbeddingReceiver) -> Pl
     )
 
 
-def _decode_rows(chosen: Chosen) -> DecodeRows | None:
-    """The columns, if all sequences decode and have at most one new page; nothing is noted else."""
+def _fits_columns(sequence: Sequence, length: int) -> bool:
+    """Whether it computes the token it drew last, draws the next, and has at most one new page."""
+    start = sequence.num_scheduled
+    return (
+        length == 1
+        and start >= sequence.request.num_prompt
+        and len(sequence.blocks) <= sequence.num_told + 1
+        and sequence.num_tokens + sequence.num_drawing == start + 1
+    )
+
+
+def _decode_rows(chosen: Chosen) -> DecodeRows:
+    """The columns of sequences that fit into them."""
     ids, starts, positions, numbers, pages = [], [], [], [], []
     seats: list[int] = []
     plain = True
-    for sequence, length in chosen:
-        told, blocks = sequence.num_told, sequence.blocks
+    for sequence, _ in chosen:
+        told, blocks, request = sequence.num_told, sequence.blocks, sequence.request
         start = sequence.num_scheduled
-        if length > 1 or start < sequence.request.num_prompt or len(blocks) > told + 1:
-            return None
-        if sequence.num_tokens + sequence.num_drawing != start + 1:
-            return None
         ids.append(PENDING if sequence.num_drawing else sequence.output[-1])
         assert sequence.seat is not None, "not in the batch"
         seats.append(sequence.seat)
         starts.append(start)
-        positions.append(start + sequence.request.position_delta)
+        positions.append(start + request.position_delta)
         if len(blocks) > told:
             numbers.append(told)
             pages.append(blocks[told])
+            sequence.num_told = len(blocks)
         else:
             numbers.append(NO_PAGE)
             pages.append(0)
-        plain = plain and sequence.request.is_plain
-    for sequence, _ in chosen:
-        sequence.num_told = len(sequence.blocks)
+        plain = plain and request.is_plain
     columns = array("i", [*ids, *seats, *starts, *positions, *numbers, *pages])
     draws = () if plain else tuple(sequence.draw() for sequence, _ in chosen)
     return DecodeRows(columns.tobytes(), draws)

@@ -8,6 +8,7 @@ only so much. A chunk ends before the first row of a medium that has not landed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, islice
 
 from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
@@ -18,6 +19,7 @@ from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.scheduler.budget import Limits, StepBudget, item_rows, landed_chunk
+from decoder_svc.scheduler.gate import PromptGate
 from decoder_svc.scheduler.pages import PageTable
 from decoder_svc.scheduler.planning import Entry, plan_step
 from decoder_svc.scheduler.policy import Queue
@@ -52,6 +54,7 @@ class Scheduler:
         self._running = Queue()
         self._starved: Sequence | None = None  # found no page in the last step
         self._seats = Seats(limits.max_running)
+        self._gate = PromptGate(limits)
         self._steps: dict[int, list[Entry]] = {}  # submitted
         self._num_steps = 0
 
@@ -71,13 +74,18 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run."""
         chosen: list[tuple[Sequence, int]] = []
+        had_pages = self._starved is None
         self._starved = self._choose_decodes(chosen, apart=self._limits.depth)
-        prefilling = [sequence for sequence in self._running if not sequence.decodes]
-        share = self._limits.share(len(prefilling) + len(self._waiting))
-        budget = StepBudget(self._limits.chunk_tokens, share)
-        self._choose_chunks(prefilling, budget, chosen, now)
-        while budget.sequences and (admitted := self._admit(now)) is not None:
-            self._choose_chunks((admitted,), budget, chosen, now)
+        running = tuple(self._running)
+        prefilling = [sequence for sequence in running if not sequence.decodes]
+        num_decodes = self._limits.share(len(running) - len(prefilling))
+        seats = self._seats.num_free
+        if self._gate.opens(
+            chain(prefilling, islice(self._waiting, seats)),
+            num_decodes=num_decodes if chosen else 0,
+            is_scarce=had_pages and len(self._waiting) > seats,
+        ):
+            self._choose_prompts(prefilling, num_decodes, chosen, now)
         if not chosen and self._limits.ahead:  # fewer sequences than stages: they follow themselves
             self._starved = self._choose_decodes(chosen, apart=1) or self._starved
         if not chosen:
@@ -163,6 +171,20 @@ class Scheduler:
         assert all(s.state is State.WAITING and not s.blocks for s in self._waiting)
 
     # Choosing.
+
+    def _choose_prompts(
+        self,
+        prefilling: list[Sequence],
+        num_decodes: int,
+        chosen: list[tuple[Sequence, int]],
+        now: float,
+    ) -> None:
+        """Adds chunks of prompts, of those in the batch first, then of who is admitted."""
+        share = self._limits.share(len(prefilling) + len(self._waiting))
+        budget = StepBudget(self._limits.prompt_tokens(num_decodes), share)
+        self._choose_chunks(prefilling, budget, chosen, now)
+        while budget.sequences and (admitted := self._admit(now)) is not None:
+            self._choose_chunks((admitted,), budget, chosen, now)
 
     def _choose_decodes(self, chosen: list[tuple[Sequence, int]], *, apart: int) -> Sequence | None:
         """Adds sequences that decode. Returns the first that found no page.

@@ -221,6 +221,7 @@ class Rig:
                 chunk_tokens=chunk_tokens,
                 block_size=block_size,
                 ahead=ahead,
+                most_rows=self.runner.most_rows if ahead else 0,
             ),
             pool=blocks,
             receiver=self.receiver,

@@ -160,7 +160,7 @@ class SimulatedRanks(Executor):
         assert lengths == sorted(lengths, key=lambda length: length > 1), "single tokens first"
         if plan.decodes is not None:
             self.num_in_columns += 1
-            plan = StepPlan(plan.step, self._unpacked(plan.decodes))
+            plan = StepPlan(plan.step, self._unpacked(plan.decodes) + plan.sequences)
         for sequence in plan.sequences:
             self._seated[sequence.seat] = sequence
         self._plans.append(plan)
@@ -263,6 +263,8 @@ class Simulation:
         depth: int = 1,
         ahead: bool = False,
         most_rows: int = 0,
+        mixed_tokens: int = 0,
+        prefill_delay: int = 0,
         slab_pages: int = 16,
         page_rows: int = 4,
         segment_rows: int = 100,
@@ -285,6 +287,8 @@ class Simulation:
                 depth=depth,
                 ahead=ahead,
                 most_rows=most_rows,
+                mixed_tokens=mixed_tokens,
+                prefill_delay=prefill_delay,
                 least_text=least_text,
             ),
             pool=self.blocks,

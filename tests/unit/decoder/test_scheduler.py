@@ -285,6 +285,8 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         depth=data.draw(st.integers(1, 3), "depth"),
         ahead=data.draw(st.booleans(), "ahead"),
         most_rows=data.draw(st.sampled_from([0, 2, 8]), "rows"),
+        mixed_tokens=data.draw(st.sampled_from([0, 1, 6, 12]), "mixed"),
+        prefill_delay=data.draw(st.integers(0, 4), "delay"),
         slab_pages=2 * (block_size + 1) + data.draw(st.integers(0, 8), "more slab pages"),
         page_rows=data.draw(st.integers(1, 4), "page rows"),
         segment_rows=data.draw(st.integers(1, 8), "segment rows"),

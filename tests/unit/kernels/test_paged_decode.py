@@ -5,6 +5,8 @@ In float16, as Triton's interpreter multiplies no bfloat16 matrices.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,7 +44,12 @@ class Case:
 
     def run(self, shape: Shape | None = None) -> torch.Tensor:
         pools = (self.keys, self.values)
-        return paged_decode(self.queries, *pools, self.lookup(), self.scale, self.workspace, shape)
+        workspace = replace(self.workspace, shape=shape)
+        wide = torch.full((len(self.queries) + 3, *self.queries.shape[1:]), 7.0).half()
+        out = wide[: len(self.queries)]
+        found = paged_decode(self.queries, *pools, self.lookup(), self.scale, workspace, out)
+        assert found.data_ptr() == wide.data_ptr() and bool((wide[len(self.queries) :] == 7).all())
+        return found
 
     def check(self, out: torch.Tensor) -> None:
         group = self.queries.shape[1] // self.keys.shape[2]
