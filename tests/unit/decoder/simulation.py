@@ -263,14 +263,12 @@ class Simulation:
         depth: int = 1,
         ahead: bool = False,
         most_rows: int = 0,
-        mixed_tokens: int = 0,
-        prefill_delay: int = 0,
         slab_pages: int = 16,
         page_rows: int = 4,
         segment_rows: int = 100,
         lag: int = 0,
-        least_text: int = 1,
         timeout_s: float = 120.0,
+        **limits: int,
     ) -> None:
         self.metrics = DecoderMetrics()
         self.ranks = SimulatedRanks(
@@ -287,9 +285,7 @@ class Simulation:
                 depth=depth,
                 ahead=ahead,
                 most_rows=most_rows,
-                mixed_tokens=mixed_tokens,
-                prefill_delay=prefill_delay,
-                least_text=least_text,
+                **limits,
             ),
             pool=self.blocks,
             receiver=self.receiver,
