@@ -12,11 +12,11 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from chiasm.checkpoint import read_json, weight_files
+from chiasm.tensor_header import TensorEntry, read_header
 
 DIGEST_BYTES = 32
 """Every digest of the contract is a SHA-256."""
@@ -37,16 +37,6 @@ _VOLATILE = {"transformers_version", "_name_or_path", "torch_dtype", "dtype", "u
 _PIECES = 4
 _PIECE_BYTES = 16 * 1024
 _HUB_SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})$")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    path: Path
-    begin: int
-    end: int
 
 
 def canonical_json(value: object) -> bytes:
@@ -94,7 +84,7 @@ def tokenizer_digest(model_dir: Path) -> bytes:
 def _weights_digest(
     model_dir: Path, config: dict[str, Any], belongs: Callable[[str], bool], *, full: bool
 ) -> bytes:
-    tensors = sorted(_tensors(model_dir, belongs), key=lambda t: t.name)
+    tensors = sorted(_tensors(model_dir, belongs), key=lambda found: found[1].name)
     if not tensors:
         return b""
     digest = hashlib.sha256(canonical_json(config))
@@ -102,11 +92,9 @@ def _weights_digest(
         digest.update(revision.group(1).encode())
     handles: dict[Path, BinaryIO] = {}
     try:
-        for tensor in tensors:
+        for path, tensor in tensors:
             digest.update(canonical_json([tensor.name, tensor.dtype, tensor.shape]))
-            handle = handles.get(tensor.path) or handles.setdefault(
-                tensor.path, tensor.path.open("rb")
-            )
+            handle = handles.get(path) or handles.setdefault(path, path.open("rb"))
             for begin, size in _pieces(tensor, full=full):
                 handle.seek(begin)
                 digest.update(handle.read(size))
@@ -116,7 +104,7 @@ def _weights_digest(
     return digest.digest()
 
 
-def _pieces(tensor: _Tensor, *, full: bool) -> Iterator[tuple[int, int]]:
+def _pieces(tensor: TensorEntry, *, full: bool) -> Iterator[tuple[int, int]]:
     size = tensor.end - tensor.begin
     if full or size <= _PIECES * _PIECE_BYTES:
         step = 1 << 24
@@ -127,19 +115,11 @@ def _pieces(tensor: _Tensor, *, full: bool) -> Iterator[tuple[int, int]]:
         yield tensor.begin + index * (size - _PIECE_BYTES) // (_PIECES - 1), _PIECE_BYTES
 
 
-def _tensors(model_dir: Path, belongs: Callable[[str], bool]) -> Iterator[_Tensor]:
+def _tensors(
+    model_dir: Path, belongs: Callable[[str], bool]
+) -> Iterator[tuple[Path, TensorEntry]]:
     for path in weight_files(model_dir, wanted=belongs):
-        with path.open("rb") as file:
-            (header_size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(header_size))
-        base = 8 + header_size
-        for name, entry in header.items():
-            if name == "__metadata__" or not belongs(name):
-                continue
-            begin, end = entry["data_offsets"]
-            yield _Tensor(
-                name, entry["dtype"], tuple(entry["shape"]), path, base + begin, base + end
-            )
+        yield from ((path, entry) for entry in read_header(path) if belongs(entry.name))
 
 
 def _stable(value: Any) -> Any:

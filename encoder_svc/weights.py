@@ -6,15 +6,17 @@ answers with confident nonsense.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from chiasm.checkpoint import read_json, weight_files
 from chiasm.loading_bar import LoadingBar
+from chiasm.stored_tensor import StoredTensor, TensorFile
+from chiasm.weight_copier import WeightCopier, copier_for
 from encoder_svc.models.base import Place, VisionTower
 from encoder_svc.models.registry import architecture_of, tower_class
 
@@ -40,15 +42,20 @@ def load_tower(model_dir: Path, *, device: torch.device, dtype: torch.dtype) -> 
         name: _Target(parameter, torch.float32 if name in wide else dtype, device)
         for name, parameter in tower.named_parameters()
     }
+    total = sum(target.nbytes for target in targets.values())
     extra: list[str] = []
-    with closing(LoadingBar("vision tower", total=sum(t.nbytes for t in targets.values()))) as bar:
-        for stored, tensor in _tensors(model_dir, tower.prefixes):
-            place = tower.place_of(stored)
+    with ExitStack() as stack:
+        bar = stack.enter_context(closing(LoadingBar("vision tower", total=total)))
+        files = [stack.enter_context(closing(file)) for file in _files(model_dir, tower.prefixes)]
+        copier = stack.enter_context(closing(copier_for(device, bar.add)))
+        for tensor in _tensors(files, tower.prefixes):
+            place = tower.place_of(tensor.name)
             target = None if place is None else targets.get(place.name)
             if place is None or target is None:
-                extra.append(stored if place is None else place.name)
-                continue
-            bar.add(target.fill(place, tensor))
+                extra.append(tensor.name if place is None else place.name)
+            else:
+                target.fill(place, tensor, copier)
+        copier.wait()
     missing = [name for name, target in targets.items() if not target.full]
     if not missing:
         for name, target in targets.items():
@@ -77,20 +84,17 @@ class _Target:
         """Whether every part has been read."""
         return len(self._parts) == self._of
 
-    def fill(self, place: Place, tensor: torch.Tensor) -> int:
-        """Takes a part in; returns its bytes. Raises ValueError for a wrong shape."""
+    def fill(self, place: Place, tensor: StoredTensor, copier: WeightCopier) -> None:
+        """Takes a part in, which is there once the copier has it. Raises ValueError for a wrong
+        shape."""
         self._parts.add(place.part)
         self._of = place.of
         height = self._shape[0] // place.of
-        part = _fit(place.name, tensor, torch.Size((height, *self._shape[1:])))
-        if place.of == 1:
-            self._values = part.to(self._device, self._dtype)
-            return self._values.nbytes
+        _check_shape(place.name, tensor.shape, (height, *self._shape[1:]))
         if self._values is None:
             self._values = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         own = self._values[place.part * height : (place.part + 1) * height]
-        own.copy_(part)
-        return own.nbytes
+        copier.put(tensor.whole(), own)
 
     def parameter(self) -> torch.nn.Parameter:
         """The whole, once it is full."""
@@ -98,24 +102,22 @@ class _Target:
         return torch.nn.Parameter(self._values, requires_grad=False)
 
 
-def _tensors(model_dir: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tower's tensors as the checkpoint names them, each read once."""
+def _files(model_dir: Path, prefixes: tuple[str, ...]) -> Iterator[TensorFile]:
     for path in weight_files(model_dir, wanted=lambda name: name.startswith(prefixes)):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                if name.startswith(prefixes):
-                    yield name, file.get_tensor(name)
+        yield TensorFile(path)
 
 
-def _fit(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _tensors(files: list[TensorFile], prefixes: tuple[str, ...]) -> Iterator[StoredTensor]:
+    """The tower's tensors as the checkpoint names them, each once."""
+    for file in files:
+        yield from (tensor for tensor in file.tensors() if tensor.name.startswith(prefixes))
+
+
+def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     """A convolution kernel that never overlaps is a matrix with its last dimensions flattened."""
-    if tensor.shape != shape and tensor.dim() > len(shape) and tensor.flatten(1).shape == shape:
-        return tensor.flatten(1)
-    if tensor.shape != shape:
-        raise ValueError(
-            f"tensor {name} has shape {tuple(tensor.shape)}, the config says {tuple(shape)}"
-        )
-    return tensor
+    flat = (*found[:1], math.prod(found[1:]))
+    if found != wanted and not (len(found) > len(wanted) and flat == wanted):
+        raise ValueError(f"tensor {name} has shape {found}, the config says {wanted}")
 
 
 def _check(model_dir: Path, missing: list[str], extra: list[str]) -> None:

@@ -82,8 +82,12 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden_size, width), requires_grad=False)
 
     def load(self, reader: CheckpointReader, name: str) -> None:
-        """Reads the experts' parts, one by one or out of fused tensors."""
+        """Reads the experts' parts, one by one or out of fused tensors: whole ones at once."""
         width = len(self._shard)
+        if width == self._shard.of:
+            joined = ((f"{name}.gate_up_proj", self.gate_up), (f"{name}.down_proj", self.down))
+            if all(reader.experts(stored, self._own, target) for stored, target in joined):
+                return
         for place, expert in enumerate(self._own):
             for half, part in enumerate(("gate_proj", "up_proj")):
                 target = self.gate_up[place, half * width : (half + 1) * width]

@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from chiasm.stored_tensor import Block, StoredTensor
+
 Shape = tuple[int, ...]
-Find = Callable[[str], Any]
+Find = Callable[[str], StoredTensor | None]
 """A stored tensor by name, to be sliced and asked for its shape; None where there is none."""
 
 _QKV = re.compile(r"(.*)\.([qkv])_proj\.weight")
@@ -76,57 +77,73 @@ class Stripes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A vector or matrix as a part of a stored tensor. Nothing is read before `read`."""
+    """A vector or matrix as a part of a stored tensor. Asking for blocks of it reads nothing."""
 
     stored: str
-    tensor: Any
+    tensor: StoredTensor
     shape: Shape
     first_row: int = 0
     expert: int | None = None
     swapped: bool = False
-    scales: Any = None
+    scales: StoredTensor | None = None
     """Of a tensor of 8 bits, as the tensor itself lies."""
     stripes: Stripes | None = None
     """Of rows that do not follow each other."""
 
-    def read(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
-        """The part of it that is asked for; steps are not supported."""
-        begin, end, _ = rows.indices(self.shape[0])
-        own_rows = slice(self.first_row + begin, self.first_row + end)
-        if len(self.shape) == 1:
-            found: torch.Tensor = self.tensor[own_rows]
-            return found
-        own_columns = slice(*columns.indices(self.shape[1])[:2])
-        if self.stripes is not None:
-            cuts = self.stripes.cut(slice(begin, end))
-            first = self.first_row
-            moved = [slice(first + cut.start, first + cut.stop) for cut in cuts]
-            return torch.cat([self._stored(cut, own_columns) for cut in moved])
-        if self.swapped:
-            return self._stored(own_columns, own_rows).t()
-        return self._stored(own_rows, own_columns)
+    def blocks(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> list[Block]:
+        """The part of it that is asked for, where it lies: with `swapped` a line for each column.
 
-    def _stored(self, outer: slice, inner: slice) -> torch.Tensor:
-        """A part of the tensor as it lies, or of one expert of it."""
-        part = self._cut(self.tensor, outer, inner)
-        if self.scales is None:
-            return part
-        blocks = [slice(s.start // BLOCK, -(-s.stop // BLOCK)) for s in (outer, inner)]
-        scales = self._cut(self.scales, *blocks).float()
-        for axis, kept in enumerate((outer, inner)):
+        Steps are not supported.
+
+        Returns:
+            One block, or several with the rows in order.
+        """
+        own = self._stretches(rows)
+        if len(self.shape) == 1:
+            return [self.tensor.rows(stretch.start, stretch.stop) for stretch in own]
+        cut = [self._as_it_lies(stretch, columns) for stretch in own]
+        return [self.tensor.rectangle(*places, self._index) for places in cut]
+
+    def multiplied_out(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
+        """The part of it that is asked for, of a matrix with scales."""
+        assert self.scales is not None, "only where blocks have scales"
+        found = [
+            self._scaled(self._as_it_lies(stretch, columns)) for stretch in self._stretches(rows)
+        ]
+        part = torch.cat(found)
+        return part.t() if self.swapped else part
+
+    def _scaled(self, places: tuple[slice, slice]) -> torch.Tensor:
+        assert self.scales is not None
+        blocks = [slice(s.start // BLOCK, -(-s.stop // BLOCK)) for s in places]
+        scales = _matrix(self.scales.rectangle(blocks[0], blocks[1], self._index)).float()
+        for axis, kept in enumerate(places):
             first = kept.start % BLOCK
             scales = scales.repeat_interleave(BLOCK, axis).narrow(
                 axis, first, kept.stop - kept.start
             )
-        return part.float() * scales
+        return _matrix(self.tensor.rectangle(*places, self._index)).float() * scales
 
-    def _cut(self, tensor: Any, outer: slice, inner: slice) -> torch.Tensor:
-        if self.expert is None:
-            part: torch.Tensor = tensor[outer, inner]
-            return part
-        chosen = slice(self.expert, self.expert + 1)
-        own: torch.Tensor = tensor[chosen, outer, inner][0]
-        return own
+    @property
+    def _index(self) -> int:
+        return self.expert or 0
+
+    def _stretches(self, rows: slice) -> list[slice]:
+        """Where the rows lie in the stored tensor."""
+        begin, end, _ = rows.indices(self.shape[0])
+        cuts = [slice(begin, end)]
+        if self.stripes is not None:
+            cuts = self.stripes.cut(cuts[0])
+        return [slice(self.first_row + cut.start, self.first_row + cut.stop) for cut in cuts]
+
+    def _as_it_lies(self, rows: slice, columns: slice) -> tuple[slice, slice]:
+        begin, end, _ = columns.indices(self.shape[1])
+        across = slice(begin, end)
+        return (across, rows) if self.swapped else (rows, across)
+
+
+def _matrix(block: Block) -> torch.Tensor:
+    return block.read().view(block.lines, -1)
 
 
 def locate(name: str, find: Find, packing: Packing = _ALONE) -> Piece | None:
@@ -145,7 +162,7 @@ def locate(name: str, find: Find, packing: Packing = _ALONE) -> Piece | None:
 
 def _locate(name: str, find: Find, packing: Packing) -> Piece | None:
     if (whole := find(name)) is not None:
-        return Piece(name, whole, tuple(whole.get_shape()))
+        return Piece(name, whole, whole.shape)
     if match := _EXPERT.fullmatch(name):
         return _expert(match, find, swapped=packing.swapped)
     if packing.heads is not None and (match := _QKV.fullmatch(name)):
@@ -153,7 +170,7 @@ def _locate(name: str, find: Find, packing: Packing) -> Piece | None:
     if match := _HALF.fullmatch(name):
         stored = f"{match[1]}.gate_up_proj.weight"
         if (joined := find(stored)) is not None:
-            height, width = joined.get_shape()
+            height, width = joined.shape
             first = height // 2 if match[2] == "up" else 0
             return Piece(stored, joined, (height // 2, width), first)
     return None
@@ -164,7 +181,7 @@ def _head_rows(match: re.Match[str], find: Find, heads: Heads) -> Piece | None:
     stored = f"{match[1]}.wqkv.weight"
     if (joined := find(stored)) is None:
         return None
-    rows, hidden = joined.get_shape()
+    rows, hidden = joined.shape
     every = (heads.queries + 2) * heads.width
     if rows != heads.kv_heads * every:
         raise ValueError(
@@ -185,9 +202,9 @@ def experts_are_swapped(find: Find, names: tuple[str, ...], *, hidden: int, widt
     for name in names:
         down, gate_up = find(f"{name}.down_proj"), find(f"{name}.gate_up_proj")
         if down is not None and hidden != width:
-            return tuple(down.get_shape()[1:]) == (width, hidden)
+            return down.shape[1:] == (width, hidden)
         if gate_up is not None:
-            return tuple(gate_up.get_shape()[1:]) == (hidden, 2 * width)
+            return gate_up.shape[1:] == (hidden, 2 * width)
     return False
 
 
@@ -195,9 +212,9 @@ def _expert(match: re.Match[str], find: Find, *, swapped: bool) -> Piece | None:
     experts, index, part = match[1], int(match[2]), match[3]
     stored = f"{experts}.down_proj" if part == "down" else f"{experts}.gate_up_proj"
     fused = find(stored)
-    if fused is None or index >= fused.get_shape()[0]:
+    if fused is None or index >= fused.shape[0]:
         return None
-    height, width = fused.get_shape()[:0:-1] if swapped else fused.get_shape()[1:]
+    height, width = fused.shape[:0:-1] if swapped else fused.shape[1:]
     if part == "down":
         return Piece(stored, fused, (height, width), 0, index, swapped)
     first = height // 2 if part == "up" else 0

@@ -7,14 +7,14 @@ belongs to the vision tower, or to another rank, is never read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from chiasm.checkpoint import weight_files
 from chiasm.digest import is_tower_tensor
 from chiasm.loading_bar import LoadingBar
+from chiasm.stored_tensor import StoredTensor, TensorFile
+from chiasm.weight_copier import copier_for
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.models.names import tensor_names
 from decoder_svc.models.packing import (
@@ -44,43 +44,50 @@ _WORDS = (
     (".feed_forward.w2.", ".mlp.down_proj."),
     (".feed_forward.w3.", ".mlp.up_proj."),
 )
+_CPU = torch.device("cpu")
 _DERIVED = ("rotary_emb.inv_freq",)  # old checkpoints store what is computed from the config
 
 
 class CheckpointReader:
-    """Opens the files of a checkpoint; a context manager.
+    """Opens the files of a checkpoint; a context manager. What it was asked for is there after
+    `wait`: on a GPU it arrives while more is asked for.
 
     Args:
         model_dir: Directory with *.safetensors.
+        device: Where the parameters are.
 
     Raises:
-        ValueError: No such files, one is missing, or the same tensor in two layouts.
+        ValueError: No such files, one is missing or broken, or the same tensor in two layouts.
     """
 
-    def __init__(self, model_dir: Path) -> None:
-        self._files = [
-            safe_open(str(path), framework="pt")
-            for path in weight_files(model_dir, wanted=_is_language_model)
-        ]
-        self._where: dict[str, tuple[Any, str]] = {}
-        for file in self._files:
-            for stored in file.keys():  # noqa: SIM118, not a mapping
-                if not _is_language_model(stored):
-                    continue
-                name = _canonical(stored)
-                if name in self._where:
-                    raise ValueError(f"{model_dir}: tensor {name} is there twice")
-                self._where[name] = (file, stored)
+    def __init__(self, model_dir: Path, device: torch.device = _CPU) -> None:
+        self._where: dict[str, StoredTensor] = {}
         self._packing = Packing()
+        paths = weight_files(model_dir, wanted=_is_language_model)
+        self._files = [TensorFile(path) for path in paths]
+        for tensor in (tensor for file in self._files for tensor in file.tensors()):
+            if not _is_language_model(tensor.name):
+                continue
+            name = _canonical(tensor.name)
+            if name in self._where:
+                raise ValueError(f"{model_dir}: tensor {name} is there twice")
+            self._where[name] = tensor
         self._progress = LoadingBar("weights")
+        self._copier = copier_for(device, self._progress.add)
 
     def __enter__(self) -> CheckpointReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._copier.close()
         self._progress.close()
-        self._files.clear()
+        for file in self._files:
+            file.close()
         self._where.clear()
+
+    def wait(self) -> None:
+        """Returns once all that was asked for is there. Raises ValueError: a file was cut short."""
+        self._copier.wait()
 
     def check(self, config: TextConfig) -> None:
         """Raises ValueError naming tensors that are missing, or that nothing would read."""
@@ -106,7 +113,7 @@ class CheckpointReader:
 
     def full(self, name: str, target: torch.Tensor) -> None:
         """The whole tensor."""
-        self._copy(self._open(name, tuple(target.shape)).read(), target)
+        self._copy(self._open(name, tuple(target.shape)), target)
 
     def rows(self, name: str, shard: Shard, target: torch.Tensor) -> None:
         """The shard of the first dimension; what a padded shard has past the end becomes zero."""
@@ -115,12 +122,32 @@ class CheckpointReader:
         if held < len(target):
             target[held:].zero_()
         if held:
-            self._copy(piece.read(slice(shard.begin, shard.begin + held)), target[:held])
+            self._copy(piece, target[:held], rows=slice(shard.begin, shard.begin + held))
 
     def columns(self, name: str, shard: Shard, target: torch.Tensor) -> None:
         """The shard of the second dimension."""
         piece = self._open(name, (target.shape[0], shard.of))
-        self._copy(piece.read(columns=slice(shard.begin, shard.end)), target)
+        self._copy(piece, target, columns=slice(shard.begin, shard.end))
+
+    def experts(self, name: str, own: range, target: torch.Tensor) -> bool:
+        """The matrices of these experts as they are joined, where a checkpoint has them so.
+
+        Args:
+            name: Of the joined tensor.
+            own: The experts.
+            target: [experts, out, in].
+
+        Returns:
+            Whether it has, and they are on their way; else they must be read one by one.
+        """
+        found = self._find(name)
+        if found is None or self._find(f"{name}{SCALES}") is not None:
+            return False
+        goal = target.transpose(1, 2) if self._packing.swapped else target
+        if found.shape[1:] != goal.shape[1:] or len(found.shape) != 3:
+            return False  # reading them one by one says what is wrong
+        self._copier.put(found.rows(own.start, own.stop), goal)
+        return True
 
     def _open(self, name: str, shape: tuple[int, ...]) -> Piece:
         piece = self._locate(name)
@@ -135,11 +162,8 @@ class CheckpointReader:
     def _locate(self, name: str) -> Piece | None:
         return locate(name, self._find, self._packing)
 
-    def _find(self, name: str) -> Any:
-        if name not in self._where:
-            return None
-        file, stored = self._where[name]
-        return file.get_slice(stored)
+    def _find(self, name: str) -> StoredTensor | None:
+        return self._where.get(name)
 
     def _experts_swapped(self, config: TextConfig) -> bool:
         if config.experts is None:
@@ -149,9 +173,22 @@ class CheckpointReader:
         width = config.experts.intermediate_size
         return experts_are_swapped(self._find, names, hidden=config.hidden_size, width=width)
 
-    def _copy(self, values: torch.Tensor, target: torch.Tensor) -> None:
-        target.copy_(values)
-        self._progress.add(target.nbytes)
+    def _copy(
+        self,
+        piece: Piece,
+        target: torch.Tensor,
+        *,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+    ) -> None:
+        if piece.scales is None:
+            begin, goal = 0, target.t() if piece.swapped else target
+            for block in piece.blocks(rows, columns):
+                self._copier.put(block, goal[begin : begin + block.lines])
+                begin += block.lines
+        else:
+            target.copy_(piece.multiplied_out(rows, columns))
+            self._progress.add(target.nbytes)
 
     def expect_bytes(self, total: int) -> None:
         """How much this rank will read, for the progress bar."""

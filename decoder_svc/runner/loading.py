@@ -86,10 +86,11 @@ def load_stage(
     if load_format == "dummy":
         _fill(model)
         return model
-    with CheckpointReader(model_dir) as reader, torch.inference_mode():
+    with CheckpointReader(model_dir, placement.device) as reader, torch.inference_mode():
         reader.check(text)
         reader.expect_bytes(sum(p.nbytes for p in model.parameters()))
         model.load(reader)
+        reader.wait()
     return model
 
 

@@ -1,0 +1,157 @@
+"""Fills parameters from files as fast as the files can be read.
+
+For a GPU, several threads read into pinned buffers, from where the device copies while the next
+part is read; it also changes dtype and order. On a CPU a part is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from chiasm.stored_tensor import Block
+
+THREADS = 8
+"""At most; more of them do not read faster."""
+_BUFFER_BYTES = 16 << 20
+_BUFFERS = 2  # of a thread: one is read into while the device copies from the other
+
+Told = Callable[[int], None]
+"""Is told of bytes that have arrived, by any thread, one at a time."""
+
+
+class WeightCopier(Protocol):
+    """Copies blocks of files into parameters."""
+
+    def put(self, block: Block, target: torch.Tensor) -> None:
+        """Copies a block, sooner or later.
+
+        Args:
+            block: A line for each index of the target's first dimension.
+            target: Of any dtype and strides; may be a view.
+        """
+
+    def wait(self) -> None:
+        """Returns once all targets are filled. Raises ValueError: a file was cut short."""
+
+    def close(self) -> None:
+        """Ends what `put` has begun; nothing is written afterwards."""
+
+
+def copier_for(device: torch.device, told: Told) -> WeightCopier:
+    """The copier to parameters on that device."""
+    return DeviceCopier(device, told) if device.type == "cuda" else HostCopier(told)
+
+
+def num_threads() -> int:
+    """Threads that files are read by."""
+    return max(1, min(THREADS, os.cpu_count() or 1))
+
+
+class HostCopier:
+    """See `WeightCopier`.
+
+    Args:
+        told: Of what has arrived.
+    """
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def put(self, block: Block, target: torch.Tensor) -> None:
+        """See `WeightCopier`."""
+        target.copy_(block.read().view(target.shape))
+        self._told(target.nbytes)
+
+    def wait(self) -> None:
+        """See `WeightCopier`."""
+
+    def close(self) -> None:
+        """See `WeightCopier`."""
+
+
+class DeviceCopier:
+    """See `WeightCopier`.
+
+    Args:
+        device: A GPU.
+        told: Of what has arrived.
+    """
+
+    def __init__(self, device: torch.device, told: Told) -> None:
+        self._device = device
+        self._told = told
+        self._lock = threading.Lock()
+        self._lanes = threading.local()
+        self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="weights")
+        self._pending: list[Future[None]] = []
+        # Memory of the targets may have been used before, by work that is still going on.
+        self._is_free = torch.cuda.Event()
+        self._is_free.record(torch.cuda.current_stream(device))
+
+    def put(self, block: Block, target: torch.Tensor) -> None:
+        """See `WeightCopier`."""
+        assert block.width <= _BUFFER_BYTES or block.lines == 1, "a line fits a buffer"
+        step = max(1, _BUFFER_BYTES // max(1, block.width))
+        for first in range(0, block.lines, step):
+            count = min(step, block.lines - first)
+            part, goal = block.part(first, count), target[first : first + count]
+            self._pending.append(self._pool.submit(self._copy, part, goal))
+
+    def wait(self) -> None:
+        """See `WeightCopier`."""
+        for future in self._pending:
+            future.result()
+        self._pending.clear()
+        torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """See `WeightCopier`."""
+        self._pool.shutdown(cancel_futures=True)
+        torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def _copy(self, block: Block, target: torch.Tensor) -> None:
+        lane = getattr(self._lanes, "own", None)
+        if lane is None:
+            torch.cuda.set_device(self._device)
+            lane = self._lanes.own = _Lane(self._device)
+            lane.stream.wait_event(self._is_free)
+        lane.copy(block, target)
+        with self._lock:
+            self._told(target.nbytes)
+
+
+class _Lane:
+    """What one thread copies through."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._device = device
+        self._buffers = [
+            torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)
+        ]
+        self._copied = [torch.cuda.Event() for _ in range(_BUFFERS)]
+        self._next = 0
+
+    def copy(self, block: Block, target: torch.Tensor) -> None:
+        """Returns once the block has been read; it arrives in the order of the stream."""
+        index, self._next = self._next, (self._next + 1) % _BUFFERS
+        buffer, copied = self._buffers[index], self._copied[index]
+        if block.nbytes > len(buffer):
+            buffer = torch.empty(block.nbytes, dtype=torch.uint8, pin_memory=True)
+        copied.synchronize()
+        host = buffer[: block.nbytes]
+        block.fill(host.numpy())
+        values = host.view(block.dtype).view(target.shape)
+        with torch.cuda.stream(self.stream):
+            if block.dtype is target.dtype and target.is_contiguous():
+                target.copy_(values, non_blocking=True)
+            else:  # moved as it is, then brought into its order by the device
+                target.copy_(values.to(self._device, non_blocking=True))
+            copied.record(self.stream)
