@@ -115,9 +115,7 @@ def _pieces(tensor: TensorEntry, *, full: bool) -> Iterator[tuple[int, int]]:
         yield tensor.begin + index * (size - _PIECE_BYTES) // (_PIECES - 1), _PIECE_BYTES
 
 
-def _tensors(
-    model_dir: Path, belongs: Callable[[str], bool]
-) -> Iterator[tuple[Path, TensorEntry]]:
+def _tensors(model_dir: Path, belongs: Callable[[str], bool]) -> Iterator[tuple[Path, TensorEntry]]:
     for path in weight_files(model_dir, wanted=belongs):
         yield from ((path, entry) for entry in read_header(path) if belongs(entry.name))
 

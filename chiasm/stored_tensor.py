@@ -98,7 +98,7 @@ class Block:
     def fill(self, target: np.ndarray) -> None:
         """Reads the lines end to end into bytes [nbytes], without holding the interpreter."""
         if self.pitch == self.width or self.lines == 1:
-            self.file.read_into(memoryview(target), self.begin)
+            self.file.read_into(target.data, self.begin)
             return
         step = (self.pitch, 1)
         source = self.file.mapped()[self.begin :]

@@ -123,14 +123,15 @@ def save_tiny(
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.3)
     model.to(torch.float32).save_pretrained(target / "hf" if family.native else target)
-    _add_processor(family, target)
+    add_processor(family, target)
     if family.native:
-        _add_processor(family, target / "hf")
+        add_processor(family, target / "hf")
         to_authors_layout(target / "hf", target)
     return target
 
 
-def _add_processor(family: Family, target: Path) -> None:
+def add_processor(family: Family, target: Path) -> None:
+    """Writes everything but config and weights."""
     shutil.copyfile(DEMO / "generation_config.json", target / "generation_config.json")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         text = (DEMO / file).read_text()

@@ -55,10 +55,14 @@ class LaidOut:
             device=device,
             dtype="float32",
         )
+        self.open(config, model_dir, segment_rows=6)
+
+    def open(self, config: DecoderConfig, model_dir: Path, *, segment_rows: int) -> None:
+        """Loads the parts and joins them."""
         self.text = read_text_config(model_dir)
         self.parts = load_parts(config, self.text, model_dir)
         rows = slab_rows(self.parts.slab.view(), self.parts.rows)
-        self.encoder = EncoderAtHand(rows, segment_rows=6, levels=self.parts.rows.levels)
+        self.encoder = EncoderAtHand(rows, segment_rows=segment_rows, levels=self.parts.rows.levels)
         self.mailbox = Mailbox(self._take)
         self.core = build_engine(config, self.parts, self.mailbox, DecoderMetrics())
         self.outcomes: dict[str, Outcome] = {}

@@ -104,11 +104,9 @@ class Served:
         run = resolve_run(self.runner.geometry, plan, None, job.rows)
         made = list(processor.prepare(job, run.units(), threading.Event()))
         buffers = [b for unit in made for b in self.runner.run([unit], segment_rows=10**6)[0]]
+        dtype = getattr(torch, self.runner.row_format.dtype)
         rows = torch.cat(
-            [
-                torch.frombuffer(bytearray(b.read(0, b.num_rows)), dtype=torch.float32)
-                for b in buffers
-            ]
+            [torch.frombuffer(bytearray(b.read(0, b.num_rows)), dtype=dtype) for b in buffers]
         )
         patches = torch.cat([torch.from_numpy(unit.patches) for unit in made])
         return rows.view(plan.num_rows, -1), patches

@@ -105,6 +105,7 @@ class EncoderAtHand:
         self._slab = slab
         self._segment_rows = segment_rows
         self._levels = levels
+        self._dtype = str(slab.dtype).removeprefix("torch.")
         self._fetches: dict[bytes, Open] = {}
 
     def answer(self, commands: Iterable[FetchCommand]) -> list[FetchEvent]:
@@ -116,7 +117,7 @@ class EncoderAtHand:
                 return self._open(command)
             case Grant():
                 fetch = self._fetches[command.fetch_id]
-                row_bytes = self._slab.shape[1] * 4
+                row_bytes = self._slab.shape[1] * self._slab.itemsize
                 for place in command.destinations:
                     rows = self.rows[fetch.digest][place.rows.begin : place.rows.end]
                     first = place.address // row_bytes
@@ -134,7 +135,7 @@ class EncoderAtHand:
             return []
         if fetch.digest not in self.rows:
             return [Failed(fetch.fetch_id, Cause.LOST, "unknown"), Quiesced(fetch.fetch_id)]
-        form = RowFormat(self._slab.shape[1] // self._levels, self._levels, "float32")
+        form = RowFormat(self._slab.shape[1] // self._levels, self._levels, self._dtype)
         edges = [*range(fetch.rows.begin, fetch.rows.end, self._segment_rows), fetch.rows.end]
         spans = [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
         return [Ready(fetch.fetch_id, i, span, form) for i, span in enumerate(spans)]
