@@ -1,14 +1,17 @@
-"""The two ends of `bench.transfer`, a process each: an encoder that has its rows ready, a decoder.
+"""The two ends of `bench.transfer`, a process each: an encoder whose rows become ready, a decoder.
 
-Real servicer, store, receiver, fetcher and transports; only the tower and the engine are missing.
+Real servicer, store, receiver, mailbox, fetcher and transports, each in the thread it has in a
+service; only the tower and the model are missing. Clocks are one: CLOCK_MONOTONIC is the machine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,11 +30,13 @@ from chiasm.transport.grpc import StreamReceiver
 from chiasm.transport.landing import LocalLanding
 from chiasm.transport.nixl import NixlOutbound, NixlReceiver
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
-from decoder_svc.embeddings.events import Demand, FetchEvent, Grant, ItemLanded, Notice
+from decoder_svc.embeddings.events import Demand, ItemLanded
 from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.embeddings.slab import Slab
+from decoder_svc.engine.mailbox import Mailbox
 from encoder_svc.arena import RowArena, TensorRows
+from encoder_svc.geometry import segments_of
 from encoder_svc.messages import EncodeJob, EncodeStats, Sink
 from encoder_svc.servicer import EncoderServicer
 
@@ -40,6 +45,7 @@ ROW = FORMAT.row_bytes
 PAGE_ROWS, GRANT_PAGES, SEGMENT_ROWS = 64, 64, 4096
 LARGEST_ROWS = (512 << 20) // ROW
 SLACK_ROWS = 4 * SEGMENT_ROWS
+ENCODE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +58,16 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One fetch, seconds: from its opening, and from its first grant, until all rows had landed."""
+class _Order:
+    """To the engine's thread."""
 
-    fetch_s: float
-    granted_s: float
+    run: Callable[[], None]
 
 
 class ReadyEngine:
-    """Implements `encoder_svc.messages.Engine`: rows of any number, at once.
+    """Implements `encoder_svc.messages.Engine`: rows of any number, ready `ENCODE_S` later.
+
+    A thread says that they are, as the tower's does; when it did so is told as `queue_ms`.
 
     Args:
         arena: Where they are made.
@@ -72,6 +79,8 @@ class ReadyEngine:
         self._arena = arena
         self._sink: Sink | None = None
         self._rows = pattern()
+        self._tower = ThreadPoolExecutor(1)
+        self._jobs: set[asyncio.Task[None]] = set()
 
     def start(self, sink: Sink) -> None:
         self._sink = sink
@@ -79,18 +88,36 @@ class ReadyEngine:
     def check(self, plan: MediaPlan, frames: Span | None, rows: Span) -> int:
         return 1
 
+    def segments(self, plan: MediaPlan, frames: Span | None, rows: Span) -> tuple[Span, ...]:
+        return segments_of([len(rows)], first=rows.begin, most=SEGMENT_ROWS)
+
     def submit(self, job: EncodeJob) -> None:
+        task = asyncio.get_running_loop().create_task(self._encode(job))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _encode(self, job: EncodeJob) -> None:
         assert self._sink is not None
-        for segment, begin in enumerate(range(job.rows.begin, job.rows.end, SEGMENT_ROWS)):
-            rows = Span(begin, min(begin + SEGMENT_ROWS, job.rows.end))
-            self._sink.segment_ready(job.key, segment, rows, self._make(len(rows)))
-        self._sink.finished(job.key, EncodeStats(0.0, 0.0, 0.0))
+        loop = asyncio.get_running_loop()
+        segments = segments_of([len(job.rows)], first=job.rows.begin, most=SEGMENT_ROWS)
+        buffers = [self._make(len(rows)) for rows in segments]
+        await asyncio.sleep(ENCODE_S)
+        ready_at = await loop.run_in_executor(self._tower, _ready)
+        for segment, (rows, buffer) in enumerate(zip(segments, buffers, strict=True)):
+            self._sink.segment_ready(job.key, segment, rows, buffer)
+        self._sink.finished(job.key, EncodeStats(ready_at * 1e3, 0.0, 0.0))
 
     def cancel(self, key: bytes) -> None:
         raise AssertionError("jobs are over at once")
 
     def _make(self, num_rows: int) -> TensorRows:
         return self._arena.keep(self._rows[:num_rows])
+
+
+def _ready() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def pattern() -> torch.Tensor:
@@ -125,10 +152,11 @@ async def _encoder(ends: Ends, pipe: Connection) -> None:
 
 
 class Decoder:
-    """Receiver, fetcher and slab; wants one item at a time."""
+    """Receiver in a thread of its own, fetcher and slab; wants one item at a time."""
 
     def __init__(self, ends: Ends, source: tuple[str, int]) -> None:
-        pages = -(-LARGEST_ROWS // PAGE_ROWS) + 2 * GRANT_PAGES
+        # Twice the largest item: rows are granted ahead while half the pages are free.
+        pages = 2 * -(-LARGEST_ROWS // PAGE_ROWS) + 2 * GRANT_PAGES
         self._num_rows = pages * PAGE_ROWS
         self.slab = Slab(self._num_rows * ROW)
         self._ends = ends
@@ -143,13 +171,16 @@ class Decoder:
             grant_pages=GRANT_PAGES,
             row_format=FORMAT,
         )
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(lambda *_: None)
         self._fetcher = Fetcher(
-            row_format=FORMAT, open_receiver=self._open_receiver, post=self._post
+            row_format=FORMAT, open_receiver=self._open_receiver, post=self._mailbox.put
         )
         self._demands: list[Demand] = []
-        self._notices: list[Notice] = []
-        self._news = asyncio.Event()
-        self._granted_at = 0.0
+        self._landed: asyncio.Future[float] | None = None
+        self._stopped = False
+        self._engine = threading.Thread(target=self._run, daemon=True)
+        self._engine.start()
 
     async def open(self) -> None:
         if self._ends.transport != "nixl":
@@ -162,8 +193,12 @@ class Decoder:
         self._landing = LocalLanding(region, bank=RANK_BANK)
         await self._landing.open()
 
-    async def fetch(self, num_rows: int, *, check: bool) -> Timing:
-        """Encodes (that is free here), then fetches; with `check`, looks at every byte."""
+    async def fetch(self, num_rows: int, *, check: bool) -> float:
+        """Seconds from rows ready in the encoder until the engine's thread may use them here.
+
+        The fetch is opened while they are being made, as in a request. With `check`, looks at every
+        byte.
+        """
         digest = secrets.token_bytes(32)
         plan = MediaPlan(digest, "f", Modality.IMAGE, 1, 1, 1, 1, (), num_rows, 1, "image/png")
         async with AsyncExitStack() as stack:
@@ -172,44 +207,74 @@ class Decoder:
             call = encoder_pb2_grpc.EncoderStub(channel).Encode()
             start = encoder_pb2.EncodeStart(encode_id=encode_id, plan=plan.to_proto())
             await call.write(encoder_pb2.EncodeRequest(start=start))
+            ready_at, landed = 0.0, None
             async for response in messages(call):
                 if response.HasField("accepted"):
+                    source = Source(encode_id, self._address, self._epoch)
+                    landed = self._want(plan, source)
                     await call.write(encoder_pb2.EncodeRequest(chunk=b"m"))
                 elif response.HasField("done"):
+                    ready_at = response.done.queue_ms / 1e3
                     break
-            timing = await self._timed(
-                plan, Source(encode_id, self._address, self._epoch), check=check
-            )
+            assert landed is not None
+            seconds = await landed - ready_at
+            if check:
+                self._check(Span(0, plan.num_rows))
+            self._order(self._forget)
             call.cancel()
-        return timing
+            while self._fetcher.num_open:
+                await asyncio.sleep(0.001)
+        return seconds
 
     async def close(self) -> None:
+        self._order(self._stop)
+        self._engine.join()
         await self._fetcher.close()
         if self._landing is not None:
             await self._landing.close()
         self.slab.close()
 
-    async def _timed(self, plan: MediaPlan, source: Source, *, check: bool) -> Timing:
+    def _want(self, plan: MediaPlan, source: Source) -> asyncio.Future[float]:
         whole = Span(0, plan.num_rows)
-        self._granted_at = 0.0
-        began = time.perf_counter()
-        self._receiver.add("r", [Promise(0, plan, 0, (Part(0, whole, source),))])
-        self._demands = [Demand("r", 0, whole)]
-        self._step()
-        while not self._notices:
-            self._news.clear()
-            await self._news.wait()
-        ended = time.perf_counter()
-        assert isinstance(self._notices[0], ItemLanded), self._notices
-        if check:
-            self._check(whole)
-        self._notices.clear()
-        self._demands.clear()
+        self._landed = self._loop.create_future()
+
+        def add() -> None:
+            self._receiver.add("r", [Promise(0, plan, 0, (Part(0, whole, source),))])
+            self._demands = [Demand("r", 0, whole)]
+
+        self._order(add)
+        return self._landed
+
+    def _order(self, run: Callable[[], None]) -> None:
+        self._mailbox.put(_Order(run))  # type: ignore[arg-type]
+
+    # In the engine's thread.
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._mailbox.wait(1.0)
+            for item in self._mailbox.items():
+                if isinstance(item, _Order):
+                    item.run()
+                else:
+                    self._receiver.on_event(item)  # type: ignore[arg-type]
+            self._receiver.grant(self._demands)
+            notices = self._receiver.take_notices()
+            if notices:
+                assert isinstance(notices[0], ItemLanded), notices
+                now = time.perf_counter()
+                assert self._landed is not None
+                self._loop.call_soon_threadsafe(self._landed.set_result, now)
+            commands = self._receiver.take_commands()
+            if commands:
+                self._loop.call_soon_threadsafe(self._fetcher.execute, commands)
+
+    def _forget(self) -> None:
+        self._demands = []
         self._receiver.release("r")
-        self._step()
-        while self._fetcher.num_open:
-            await asyncio.sleep(0.001)
-        return Timing(ended - began, ended - self._granted_at)
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _check(self, rows: Span) -> None:
         host = torch.frombuffer(self.slab.view(), dtype=torch.uint8)
@@ -233,24 +298,11 @@ class Decoder:
             return stream
         return NixlReceiver(fetch_id, (self._landing,), stream)
 
-    def _post(self, event: FetchEvent) -> None:
-        self._receiver.on_event(event)
-        self._step()
-
-    def _step(self) -> None:
-        self._receiver.grant(self._demands)
-        commands = self._receiver.take_commands()
-        if not self._granted_at and any(isinstance(command, Grant) for command in commands):
-            self._granted_at = time.perf_counter()
-        self._notices += self._receiver.take_notices()
-        self._fetcher.execute(commands)
-        self._news.set()
-
 
 def run_decoder(
     ends: Ends, source: tuple[str, int], work: Sequence[tuple[int, int]], pipe: Connection
 ) -> None:
-    """Fetches so many rows so many times; sends a list of `Timing` for each pair of `work`."""
+    """Fetches so many rows so many times; sends a list of seconds for each pair of `work`."""
     asyncio.run(_decoder(ends, source, work, pipe))
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from chiasm.errors import Cancelled, ChiasmError, InvalidMedia, InvalidRequest, TooLarge
 from chiasm.plan import Cause, MediaPlan, Modality, Span
 from encoder_svc.batcher import Batcher, Ticket
-from encoder_svc.geometry import Run, Unit, resolve_run
+from encoder_svc.geometry import Run, Unit, resolve_run, segments_of
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
 from encoder_svc.work import PreparedUnit, Preprocessor, RunFailure, Runner
 
@@ -121,6 +121,12 @@ class EncoderEngine:
                 f"{patches} patches are more than the {self._limits.max_item_patches} of one item"
             )
         return patches
+
+    def segments(self, plan: MediaPlan, frames: Span | None, rows: Span) -> tuple[Span, ...]:
+        """See `encoder_svc.messages.Engine`."""
+        units = self._resolve(plan, frames, rows).units()
+        counts = [self._runner.geometry.rows(unit.patches) for unit in units]
+        return segments_of(counts, first=rows.begin, most=self._limits.segment_rows)
 
     def submit(self, job: EncodeJob) -> None:
         """See `encoder_svc.messages.Engine`."""

@@ -4,10 +4,11 @@
     (its encode (ready,    (a write is  (Quiesced was said,
      is unknown) grants)    under way)   or the stream is gone)
 
-Rows are written one grant at a time. Ended means: nothing of this fetch is written any more, or
-ever will be; that is what Quiesced and the answer to a Fence say. A grant of the decoder's memory
-that cannot be written is given back (Unwritten), and so are all further ones: what is left of the
-fetch travels on the stream.
+Segments that are known before they are made may be granted before they are ready; such grants wait
+here for their rows. Rows are written one grant at a time. Ended means: nothing of this fetch is
+written any more, or ever will be; that is what Quiesced and the answer to a Fence say. A grant of
+the decoder's memory that cannot be written is given back (Unwritten), and so are all further ones:
+what is left of the fetch travels on the stream.
 """
 
 from __future__ import annotations
@@ -50,6 +51,18 @@ class FetchOpening:
             encoder_epoch=message.encoder_epoch,
             format=RowFormat.from_proto(message.rows_format),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    segment: int
+    seq: int
+    destinations: tuple[Destination, ...]
+
+    @property
+    def on_stream(self) -> bool:
+        """Whether its rows travel on the Fetch stream itself."""
+        return self.destinations[0].memory_type == STREAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +112,11 @@ class FetchSession:
         self._aborted = False
         self._muted = False
         self._outputs: deque[encoder_pb2.FetchResponse | Write] = deque()
-        self._ready: dict[int, Span] = {}  # segments told, cut to the opened rows
+        # Segments that may be granted, cut to the opened rows: those told and those known ahead.
+        self._open: dict[int, Span] = {}
         self._num_seen = 0
         self._granted = bytearray(len(opening.rows))  # one flag a row
-        self._pending: deque[Write] = deque()
+        self._pending: list[_Granted] = []  # by seq
         self._active: Write | None = None
         self._num_grants = 0
         self._no_more_grants = False
@@ -157,16 +171,12 @@ class FetchSession:
             return
         first = self._num_seen if self._greeted else len(self.entry.segments)
         for index in range(first, len(self.entry.segments)):
-            rows = self.entry.segments[index].rows.intersect(self.opening.rows)
-            if len(rows):
-                self._ready[index] = rows
-                ready = encoder_pb2.FetchReady(
-                    segment=index, rows=rows.to_proto(), format=self.opening.format.to_proto()
-                )
-                self._say(encoder_pb2.FetchResponse(ready=ready))
+            self._segment_ready(index, self.entry.segments[index].rows)
         self._num_seen = len(self.entry.segments) if self._greeted else 0
         if self.entry.failure is not None:
             self.fail(*self.entry.failure)
+        elif self._pending:
+            self._next_write()
 
     def grace_over(self) -> None:
         """The Encode stream it names did not come in time."""
@@ -184,12 +194,11 @@ class FetchSession:
             self.fail(Cause.LOST, f"wrong grant: {error}")
             return
         assert self.entry is not None
-        segment = self.entry.segments[message.segment]
-        write = Write(message.segment, self._num_grants, segment.rows, segment.buffer, destinations)
-        if self._streaming and not write.on_stream:  # it crossed our word that this is over
-            self._give_back(write, aborted=False)
+        granted = _Granted(message.segment, self._num_grants, destinations)
+        if self._streaming and not granted.on_stream:  # it crossed our word that this is over
+            self._give_back(granted, aborted=False)
             return
-        self._pending.append(write)
+        self._pending.append(granted)
         self._next_write()
 
     def cancel(self) -> None:
@@ -257,15 +266,31 @@ class FetchSession:
         if self._epoch is None or self._memory_types is None or self.stopping:
             return
         self._greeted = True
+        assert self.entry is not None
+        ahead = self.entry.opening.segments
+        for index, rows in enumerate(ahead):
+            self._open[index] = rows.intersect(self.opening.rows)
         accepted = encoder_pb2.FetchAccepted(
-            encoder_epoch=self._epoch, memory_types=self._memory_types
+            encoder_epoch=self._epoch,
+            memory_types=self._memory_types,
+            segments=[rows.to_proto() for rows in ahead],
         )
         self._say(encoder_pb2.FetchResponse(accepted=accepted))
         self.refresh()
 
+    def _segment_ready(self, index: int, rows: Span) -> None:
+        """Tells of it, unless all of it was granted before."""
+        rows = self._open[index] = rows.intersect(self.opening.rows)
+        first = self.opening.rows.begin
+        if not all(self._granted[rows.begin - first : rows.end - first]):
+            ready = encoder_pb2.FetchReady(
+                segment=index, rows=rows.to_proto(), format=self.opening.format.to_proto()
+            )
+            self._say(encoder_pb2.FetchResponse(ready=ready))
+
     def _checked(self, message: encoder_pb2.FetchGrant) -> tuple[Destination, ...]:
-        ready = self._ready.get(message.segment)
-        if ready is None:
+        segment = self._open.get(message.segment)
+        if segment is None:
             raise ValueError(f"segment {message.segment} is not ready")
         if not message.destinations:
             raise ValueError("no destination")
@@ -275,7 +300,7 @@ class FetchSession:
         first = self.opening.rows.begin
         for place in destinations:
             rows = place.rows
-            if not len(rows) or rows.intersect(ready) != rows:
+            if not len(rows) or rows.intersect(segment) != rows:
                 raise ValueError(f"rows [{rows.begin}, {rows.end}) are not in the segment")
             if place.length != len(rows) * self.opening.format.row_bytes:
                 raise ValueError(f"{place.length} bytes for {len(rows)} rows")
@@ -287,7 +312,7 @@ class FetchSession:
             self._granted[flags] = b"\1" * len(rows)
         return destinations
 
-    def _give_back(self, write: Write, *, aborted: bool) -> None:
+    def _give_back(self, write: Write | _Granted, *, aborted: bool) -> None:
         """Its rows may be granted again."""
         for place in write.destinations:
             at = place.rows.begin - self.opening.rows.begin
@@ -300,13 +325,33 @@ class FetchSession:
     def _next_write(self) -> None:
         if self._active is not None:
             return
-        if self._pending:
-            self._active = self._pending.popleft()
+        granted = self._next_writable()
+        if granted is not None:
+            assert self.entry is not None
+            self._pending.remove(granted)
+            segment = self.entry.segments[granted.segment]
+            self._active = Write(
+                granted.segment, granted.seq, segment.rows, segment.buffer, granted.destinations
+            )
             self._outputs.append(self._active)
             self.wake()
+        elif self._pending:
+            return
         elif self._no_more_grants or all(self._granted):
             self._say(encoder_pb2.FetchResponse(done=encoder_pb2.FetchDone()))
             self._end()
+
+    def _next_writable(self) -> _Granted | None:
+        """The oldest grant whose rows are there; on the stream none overtakes another."""
+        assert self.entry is not None or not self._pending
+        stream_waits = False
+        for granted in self._pending:
+            if granted.on_stream and stream_waits:
+                continue
+            if self.entry is not None and granted.segment < self._num_seen:
+                return granted
+            stream_waits = stream_waits or granted.on_stream
+        return None
 
     def _stop(self) -> None:
         if self.stopping:

@@ -7,7 +7,7 @@ its rows are equal to the bit however many workers made them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -97,6 +97,17 @@ class Run:
             for begin, end in pairwise(unit_edges(self.grid))
             if self.begin <= begin and end <= self.end
         )
+
+
+def segments_of(unit_rows: Sequence[int], *, first: int, most: int) -> tuple[Span, ...]:
+    """Rows of the segments that units of so many rows are cut to: none longer than `most`, none
+    shared by two units; the first begins at row `first`."""
+    segments, begin = [], first
+    for rows in unit_rows:
+        end = begin + rows
+        segments += [Span(at, min(at + most, end)) for at in range(begin, end, most)]
+        begin = end
+    return tuple(segments)
 
 
 def resolve_run(geometry: Geometry, plan: MediaPlan, frames: Span | None, rows: Span) -> Run:

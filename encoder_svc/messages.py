@@ -101,6 +101,10 @@ class Engine(Protocol):
         """Patches of the job. Raises InvalidRequest or TooLarge for a plan it cannot obey."""
         ...
 
+    def segments(self, plan: MediaPlan, frames: Span | None, rows: Span) -> tuple[Span, ...]:
+        """The rows of each segment of a job that `check` accepts, in order; none = not known."""
+        ...
+
     def submit(self, job: EncodeJob) -> None:
         """Starts a job that `check` accepts; its key must not be in flight."""
         ...

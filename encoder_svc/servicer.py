@@ -192,6 +192,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             patches=patches,
             priority=start.context.priority,
             repair=start.repair,
+            segments=self._engine.segments(plan, frames, rows),
         )
 
 

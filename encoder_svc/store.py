@@ -43,6 +43,8 @@ class EncodeOpening:
     patches: int
     priority: int = 0
     repair: bool = False
+    segments: tuple[Span, ...] = ()
+    """The rows of each segment, in order, where that is known before they are made."""
 
 
 class EntryState(StrEnum):
@@ -235,6 +237,7 @@ class EmbeddingStore:
         edge = entry.segments[-1].rows.end if entry.segments else entry.rows.begin
         fits = rows.begin == edge and edge < rows.end <= entry.rows.end
         size = len(rows) * self._row_bytes
+        fits = fits and rows in (entry.opening.segments[segment : segment + 1] or (rows,))
         if not fits or segment != len(entry.segments) or buffer.nbytes != size:
             self._cancel_job(key)
             self.failed(key, Cause.LOST, "the encoder made rows that its plan does not have")

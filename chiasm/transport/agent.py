@@ -33,9 +33,10 @@ WRITE_S = 20.0
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 _IDLE_S = 0.05
 _MISUSE = (RuntimeError, TypeError, UnicodeDecodeError)  # what odd arguments make the binding raise
-# While something is expected: (until so long after the last event, sleep so long). Most writes
-# are over before the first sleep.
-_PACE = ((0.0002, 0.0), (0.002, 20e-6), (0.05, 200e-6), (float("inf"), 1e-3))
+# While something is expected it polls without a pause at first: most writes are over by then. After
+# that the pauses grow with the time waited, so that they add little to it and cost little.
+_SPIN_S = 0.0005
+_PAUSE_SHARE, _PAUSE_S = 0.002, (20e-6, 1e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,7 @@ class TransferAgent:
         if not self._writes and not self._num_awaited:
             self._wake.wait(_IDLE_S)
         elif not self._calls:
-            quiet = time.monotonic() - self._event_at
-            time.sleep(next(pause for until, pause in _PACE if quiet < until))
+            time.sleep(_pause_s(time.monotonic() - self._event_at))
         self._wake.clear()
 
     def _progress(self) -> None:
@@ -335,6 +335,12 @@ class TransferAgent:
         self._agent = None  # the last reference: its destructor closes every connection
         self._ended = True
         self._refuse()
+
+
+def _pause_s(quiet_s: float) -> float:
+    """How long to sleep when nothing has happened for so long."""
+    shortest, longest = _PAUSE_S
+    return 0.0 if quiet_s < _SPIN_S else min(longest, max(shortest, _PAUSE_SHARE * quiet_s))
 
 
 def _words(error: Exception) -> str:

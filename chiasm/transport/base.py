@@ -163,9 +163,19 @@ class Outbound(Protocol):
 class Receiver(Protocol):
     """The landing half, one per Fetch stream.
 
-    A grant has landed when its bytes are in memory *and* the sender has said so. Grants are
-    numbered as the sender counts them, from 1.
+    A grant has landed when its bytes are in memory *and* the sender has said so: on the stream, or
+    by a notification to the receiving rank, which comes after the last byte. Grants are numbered as
+    the sender counts them, from 1.
     """
+
+    on_arrived: Callable[[int, int], None]
+    """Called with the number of a grant and the bank it is in when a notification says that it has
+    landed. Set by the owner; may be called before the sender's word on the stream, or never."""
+
+    @property
+    def memory_type(self) -> str:
+        """What the next grant goes to."""
+        ...
 
     @property
     def one_sided(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from chiasm.plan import Span
-from chiasm.transport.base import HOST_BANK, Destination, RowSource, Send, Sender
+from chiasm.transport.base import HOST_BANK, STREAM, Destination, RowSource, Send, Sender
 from chiasm.v1 import encoder_pb2
 
 CHUNK_BYTES = 1 << 20
@@ -96,9 +96,11 @@ class StreamReceiver:
     """
 
     one_sided = False
+    memory_type = STREAM
 
     def __init__(self, write: Callable[[int, memoryview], None]) -> None:
         self.num_dropped = 0  # chunks that no grant asked for
+        self.on_arrived: Callable[[int, int], None] = lambda seq, bank: None
         self._write = write
         self._expected: deque[_Expected] = deque()
 

@@ -40,8 +40,9 @@ class Landing(Protocol):
         """The whole bank."""
         ...
 
-    def expect(self, notice: bytes) -> None:
-        """A grant goes out; its notification will come."""
+    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
+        """A grant goes out; its notification will come. `on_arrived` is
+        called as soon as it has."""
         ...
 
     def forget(self, notice: bytes) -> None:
@@ -63,13 +64,15 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._expected: dict[bytes, asyncio.Future[bool]] = {}
+        self._listeners: dict[bytes, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         return len(self._expected)
 
-    def expect(self, notice: bytes) -> None:
-        """It will come."""
+    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
+        """It will come; then that is called, unless it has been forgotten."""
         self._expected[notice] = asyncio.get_running_loop().create_future()
+        self._listeners[notice] = on_arrived
 
     def put(self, notices: Iterable[bytes]) -> None:
         """They have come; those that nobody expects any more are dropped."""
@@ -77,6 +80,7 @@ class Arrivals:
             future = self._expected.get(notice)
             if future is not None and not future.done():
                 future.set_result(True)
+                self._listeners.pop(notice)()
 
     def fail(self) -> None:
         """None of them will come."""
@@ -99,6 +103,7 @@ class Arrivals:
 
     def forget(self, notice: bytes) -> None:
         """Nobody waits for it; who does hears that it does not come."""
+        self._listeners.pop(notice, None)
         future = self._expected.pop(notice, None)
         if future is not None and not future.done():
             future.set_result(False)
@@ -146,9 +151,9 @@ class LocalLanding:
         """Starts the first agent. Raises Unavailable."""
         self._agent = await self._start()
 
-    def expect(self, notice: bytes) -> None:
+    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
         """See `Landing.expect`."""
-        self._arrivals.expect(notice)
+        self._arrivals.expect(notice, on_arrived)
         self._count()
 
     def forget(self, notice: bytes) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chiasm.plan import Span
@@ -74,11 +74,13 @@ class LocalReceiver:
     """
 
     one_sided = True
+    memory_type = DRAM
 
     def __init__(self, agent_name: str) -> None:
         self._agent_name = agent_name
         self._expected: dict[int, int] = {}  # seq: segment
         self.num_dropped = 0
+        self.on_arrived: Callable[[int, int], None] = lambda seq, bank: None
 
     def peers(self) -> Sequence[encoder_pb2.Peer]:
         """The one rank there is."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chiasm.plan import Span
 from chiasm.transport.agent import TransferAgent
@@ -209,6 +210,7 @@ class NixlReceiver:
     def __init__(
         self, fetch_id: bytes, landings: Sequence[Landing], stream: StreamReceiver
     ) -> None:
+        self.on_arrived: Callable[[int, int], None] = lambda seq, bank: None
         self._fetch_id = fetch_id
         self._stream = stream
         # As offered: what the sender knows of each is its agent of now.
@@ -250,7 +252,7 @@ class NixlReceiver:
             return self._stream.expect(segment, seq, destinations)
         landing, peer = chosen
         notice = notice_of(self._fetch_id, segment, seq)
-        landing.expect(notice)
+        landing.expect(notice, partial(self._heard, seq))
         generation = landing.generation
         self._granted[seq] = _Granted(landing, generation, notice, segment, destinations)
         region = landing.region
@@ -293,8 +295,15 @@ class NixlReceiver:
             return await self._stream.landed(segment, seq, crc32)
         if grant.segment != segment or not await grant.landing.arrived(grant.notice):
             return None
-        del self._granted[seq]
+        self._granted.pop(seq, None)  # unless `_heard` was faster
         return grant.landing.bank
+
+    def _heard(self, seq: int) -> None:
+        """The notification of a grant that nobody has given up has come."""
+        grant = self._granted.pop(seq, None)
+        if grant is not None:
+            grant.landing.forget(grant.notice)
+            self.on_arrived(seq, grant.landing.bank)
 
     def _landing(self) -> tuple[Landing, encoder_pb2.Peer] | None:
         """The memory agreed on, while its agent is the one that the sender knows."""

@@ -182,12 +182,14 @@ class FetchResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[FetchAccepted, _Mapping]] = ..., ready: _Optional[_Union[FetchReady, _Mapping]] = ..., written: _Optional[_Union[FetchWritten, _Mapping]] = ..., chunk: _Optional[_Union[FetchChunk, _Mapping]] = ..., done: _Optional[_Union[FetchDone, _Mapping]] = ..., error: _Optional[_Union[ItemError, _Mapping]] = ..., quiesced: _Optional[_Union[FetchQuiesced, _Mapping]] = ..., unwritten: _Optional[_Union[FetchUnwritten, _Mapping]] = ...) -> None: ...
 
 class FetchAccepted(_message.Message):
-    __slots__ = ("encoder_epoch", "memory_types")
+    __slots__ = ("encoder_epoch", "memory_types", "segments")
     ENCODER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_TYPES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     encoder_epoch: int
     memory_types: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, encoder_epoch: _Optional[int] = ..., memory_types: _Optional[_Iterable[str]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Range]
+    def __init__(self, encoder_epoch: _Optional[int] = ..., memory_types: _Optional[_Iterable[str]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Range, _Mapping]]] = ...) -> None: ...
 
 class FetchReady(_message.Message):
     __slots__ = ("segment", "rows", "format")

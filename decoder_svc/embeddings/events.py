@@ -34,9 +34,14 @@ class SlabRun:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The encoder knows the entry; rows will become ready."""
+    """The encoder knows the entry; rows will become ready.
+
+    `segments` are the rows of its segments by number, when they may be granted before they are:
+    the encoder writes each as soon as it can, and may say no Ready.
+    """
 
     fetch_id: bytes
+    segments: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,10 +35,12 @@ class Fetch:
     request_id: str
     item: int
     part: int
+    rows: Span  # of the part
     attempt: int
     source: Source
     state: FetchState = FetchState.OPENING
-    segments: dict[int, Span] = field(default_factory=dict)
+    segments: dict[int, Span] = field(default_factory=dict)  # that are ready
+    announced: dict[int, Span] = field(default_factory=dict)  # that will be, and may be granted
     grants: dict[int, tuple[int, list[Slot]]] = field(default_factory=dict)  # seq: segment, slots
     num_grants: int = 0
     num_rows_granted: int = 0
@@ -54,16 +56,28 @@ class Fetch:
         """Slots that the encoder may still write to."""
         return (slot for _, slots in self.grants.values() for slot in slots)
 
-    def refusal(self, ready: Ready, part_rows: Span) -> str | None:
+    def refusal(self, ready: Ready) -> str | None:
         """Why a Ready cannot be true of this part; None when it can."""
         rows = ready.rows
-        if not len(rows) or rows.begin < part_rows.begin or rows.end > part_rows.end:
+        if not len(rows) or rows.intersect(self.rows) != rows:
             return f"ready rows [{rows.begin}, {rows.end}) are not rows of the part"
         if ready.segment in self.segments:
             return f"segment {ready.segment} became ready twice"
         if any(len(rows.intersect(other)) for other in self.segments.values()):
             return f"segment {ready.segment} overlaps another"
         return None
+
+    def announce(self, segments: Sequence[Span]) -> None:
+        """Takes in what the encoder will make; what cannot be true of this part is forgotten."""
+        edge = 0
+        for segment, rows in enumerate(segments):
+            if rows.begin < edge:
+                self.announced.clear()
+                return
+            edge = rows.end
+            piece = rows.intersect(self.rows)
+            if len(piece):
+                self.announced[segment] = piece
 
     def cover(self, span: Span) -> Iterator[tuple[int | None, Span]]:
         """Cuts `span` by segment, in row order; None for rows that are not ready."""
@@ -89,6 +103,11 @@ class PartState:
     attempt: int
     lost_attempt: int = -1  # the newest attempt that was reported lost
     candidates: list[Fetch] = field(default_factory=list)  # live fetches: one, or more when hedged
+
+    @property
+    def promising(self) -> Fetch | None:
+        """The fetch that segments may be granted to before they are ready: one without a rival."""
+        return self.candidates[0] if len(self.candidates) == 1 else None
 
     @property
     def winner(self) -> Fetch | None:

@@ -11,7 +11,7 @@ import grpc
 from chiasm.channel import messages
 from chiasm.plan import Cause, Span
 from chiasm.rows import RowFormat
-from chiasm.transport.base import Receiver
+from chiasm.transport.base import STREAM, Receiver
 from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
 from decoder_svc.embeddings.events import (
     Accepted,
@@ -54,9 +54,11 @@ class FetchCall:
         self._orders: asyncio.Queue[Grant | Cancel] = asyncio.Queue()
         # Grants as the encoder counts them; one that is given back comes once more, on the stream.
         self._sent: dict[int, Grant] = {}
+        self._arrived: set[int] = set()  # of which the encoder has still to say Written
         self._num_sent = 0
         self._call: Call | None = None
         self._failed = False
+        receiver.on_arrived = self._landed
 
     @property
     def receiver(self) -> Receiver:
@@ -146,21 +148,41 @@ class FetchCall:
             case "ready":
                 self._ready(response.ready)
             case "accepted":
-                self._receiver.accepted(response.accepted.memory_types)
-                self._post(Accepted(self.fetch_id))
+                self._accepted(response.accepted)
             case "error":
                 self._error(response.error)
 
+    def _accepted(self, accepted: encoder_pb2.FetchAccepted) -> None:
+        self._receiver.accepted(accepted.memory_types)
+        segments: tuple[Span, ...] = ()
+        if self._receiver.memory_type != STREAM:
+            with suppress(ValueError):  # then nothing is known ahead
+                segments = tuple(Span.from_proto(rows) for rows in accepted.segments)
+        self._post(Accepted(self.fetch_id, segments))
+
+    def _landed(self, seq: int, bank: int) -> None:
+        """The receiving rank has been notified of a whole grant."""
+        grant = self._sent.pop(seq)
+        self._arrived.add(seq)
+        self._post(Landed(self.fetch_id, grant.segment, grant.seq, bank))
+
     async def _written(self, written: encoder_pb2.FetchWritten) -> None:
-        grant = self._sent.get(written.seq)
-        bank = await self._receiver.landed(written.segment, written.seq, written.crc32)
+        bank = None
+        if written.seq not in self._arrived:
+            bank = await self._receiver.landed(written.segment, written.seq, written.crc32)
+        if written.seq in self._arrived:  # by now
+            self._arrived.remove(written.seq)
+            return
+        grant = self._sent.pop(written.seq, None)
         if grant is None or bank is None:
             self._fail(Cause.LOST, "rows arrived incomplete or damaged")
             return
-        del self._sent[written.seq]
         self._post(Landed(self.fetch_id, written.segment, grant.seq, bank))
 
     async def _again(self, unwritten: encoder_pb2.FetchUnwritten) -> None:
+        if unwritten.seq in self._arrived:  # the failure came after the last byte
+            self._arrived.remove(unwritten.seq)
+            return
         grant = self._sent.get(unwritten.seq)
         places = await self._receiver.unwritten(
             unwritten.segment, unwritten.seq, aborted=unwritten.aborted

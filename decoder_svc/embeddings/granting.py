@@ -36,6 +36,9 @@ class GrantPlanner:
     What the reserve holds is therefore consumed before anything else of the head is needed, and a
     reserve page never waits for a row that comes later.
 
+    Rows that are not ready, of segments that an encoder has announced, get pages only while more
+    than half of all are free, never of the reserve: ready rows always find the other half.
+
     Args:
         pool: The slab's pages.
         reserve: Pages kept for the head.
@@ -64,6 +67,22 @@ class GrantPlanner:
                         return turn.batches  # whoever comes later may not either
         return turn.batches
 
+    def plan_ahead(self, wants: Iterable[Want]) -> dict[tuple[bytes, int], list[Slot]]:
+        """As `plan`, and after it, for announced rows."""
+        batches: dict[tuple[bytes, int], list[Slot]] = {}
+        for want in wants:
+            for gap in want.rows.missing(want.wanted):
+                for fetch, segment, rows in self._announced_pieces(want.parts, gap):
+                    if not self._has_plenty():
+                        return batches
+                    batches.setdefault((fetch.fetch_id, segment), []).append(
+                        self._take(want.rows, rows)
+                    )
+        return batches
+
+    def _has_plenty(self) -> bool:
+        return self._pool.num_free > max(self._reserve, self._pool.num_pages // 2)
+
     def _may_take(self, request_id: str, turn: _Round) -> bool:
         entitled = request_id == turn.head and turn.frontier
         return self._pool.num_free > (0 if entitled else self._reserve)
@@ -90,6 +109,22 @@ class GrantPlanner:
                 if segment is None:
                     yield None, 0, rows
                     continue
-                for begin in range(rows.begin, rows.end, self._page_rows):
-                    end = min(begin + self._page_rows, rows.end)
-                    yield fetch, segment, Span(begin, end)
+                for piece in self._pages(rows):
+                    yield fetch, segment, piece
+
+    def _announced_pieces(
+        self, parts: Iterable[PartState], gap: Span
+    ) -> Iterator[tuple[Fetch, int, Span]]:
+        for part in parts:
+            fetch = part.promising
+            if fetch is None:
+                continue
+            for segment, announced in fetch.announced.items():
+                rows = announced.intersect(gap)
+                if len(rows) and segment not in fetch.segments:
+                    for piece in self._pages(rows):
+                        yield fetch, segment, piece
+
+    def _pages(self, rows: Span) -> Iterator[Span]:
+        for begin in range(rows.begin, rows.end, self._page_rows):
+            yield Span(begin, min(begin + self._page_rows, rows.end))

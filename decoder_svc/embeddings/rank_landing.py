@@ -72,9 +72,9 @@ class RankLanding:
         self._arrivals.fail()
         self._changed.set()
 
-    def expect(self, notice: bytes) -> None:
+    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
         """See `Landing.expect`."""
-        self._arrivals.expect(notice)
+        self._arrivals.expect(notice, on_arrived)
         self._count()
 
     def forget(self, notice: bytes) -> None:

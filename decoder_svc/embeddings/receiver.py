@@ -2,8 +2,9 @@
 
 A pure state machine: events and calls in, commands and notices out; no clock, no sockets.
 Two rules carry it. A page is reused only after the fetch it was granted to has landed in it or can
-write no more. Pages are granted only for rows that are ready, in admission order, and the last
-`reserve` pages only for the next rows of the oldest request: so the oldest always moves.
+write no more. Pages are granted for rows that are ready, in admission order, and the last `reserve`
+pages only for the next rows of the oldest request: so the oldest always moves. While there is
+plenty, rows that an encoder has announced get theirs before they are ready.
 """
 
 from __future__ import annotations
@@ -119,12 +120,11 @@ class EmbeddingReceiver:
         return True
 
     def grant(self, demands: Sequence[Demand]) -> None:
-        """Grants pages for demanded rows that are ready, as far as pages allow.
+        """Grants pages for demanded rows that are ready, or announced, as far as pages allow.
 
-        Demands come in admission order, each request's in prompt order, and name everybody in the
-        batch who still waits for rows: with an empty span who wants none yet, to keep its place and
-        its right to the reserve. Rows already granted or landed cost nothing; unknown requests are
-        skipped.
+        Demands come in admission order, each request's in prompt order, and name all in the batch
+        who wait for rows: with an empty span who wants none yet, to keep its place and its right to
+        the reserve. Rows already granted or landed cost nothing; unknown requests are skipped.
         """
         wants = [
             Want(d.request_id, d.rows, item.rows, item.parts.values())
@@ -132,10 +132,9 @@ class EmbeddingReceiver:
             if (item := self._requests.get(d.request_id, {}).get(d.item)) is not None
         ]
         head = next((w.request_id for w in wants if self._waits_for_rows(w.request_id)), None)
-        for (fetch_id, segment), slots in self._planner.plan(wants, head=head).items():
-            for at in range(0, len(slots), self._grant_pages):
-                part = slots[at : at + self._grant_pages]
-                self._emit_grant(self._fetches[fetch_id], segment, part)
+        for batches in (self._planner.plan(wants, head=head), self._planner.plan_ahead(wants)):
+            for (fetch_id, segment), slots in batches.items():
+                self._emit_grants(fetch_id, segment, slots)
 
     def landed_until(self, request_id: str, item: int, begin: int) -> int:
         """The largest e such that rows [begin, e) are all landed."""
@@ -195,7 +194,7 @@ class EmbeddingReceiver:
             return
         match event:
             case Accepted():
-                pass
+                fetch.announce(event.segments)
             case Ready():
                 self._on_ready(fetch, event)
             case Landed():
@@ -260,7 +259,7 @@ class EmbeddingReceiver:
     def _open(
         self, request_id: str, item: int, part: PartState, source: Source, attempt: int
     ) -> None:
-        fetch = Fetch(self._new_id(), request_id, item, part.part, attempt, source)
+        fetch = Fetch(self._new_id(), request_id, item, part.part, part.rows, attempt, source)
         self._fetches[fetch.fetch_id] = fetch
         part.candidates.append(fetch)
         digest = self._requests[request_id][item].digest
@@ -268,27 +267,33 @@ class EmbeddingReceiver:
             Open(fetch.fetch_id, request_id, item, part.part, digest, part.rows, source, attempt)
         )
 
-    def _emit_grant(self, fetch: Fetch, segment: int, slots: list[Slot]) -> None:
-        fetch.num_grants += 1
-        fetch.grants[fetch.num_grants] = (segment, slots)
-        fetch.num_rows_granted += sum(len(slot.rows) for slot in slots)
-        destinations = destinations_of(slots, self._row_bytes)
-        self._commands.append(Grant(fetch.fetch_id, segment, fetch.num_grants, destinations))
+    def _emit_grants(self, fetch_id: bytes, segment: int, slots: list[Slot]) -> None:
+        fetch = self._fetches[fetch_id]
+        for at in range(0, len(slots), self._grant_pages):
+            some = slots[at : at + self._grant_pages]
+            fetch.num_grants += 1
+            fetch.grants[fetch.num_grants] = (segment, some)
+            fetch.num_rows_granted += sum(len(slot.rows) for slot in some)
+            destinations = destinations_of(some, self._row_bytes)
+            self._commands.append(Grant(fetch_id, segment, fetch.num_grants, destinations))
 
     def _on_ready(self, fetch: Fetch, ready: Ready) -> None:
         part = self._part(fetch.request_id, fetch.item, fetch.part)
         if not fetch.live or part is None:
             self.counters.stale_events += 1
             return
+        refusal = fetch.refusal(ready)
         if self._format not in (None, ready.format) or ready.format.row_bytes != self._row_bytes:
-            refusal: str | None = f"rows of another format: {ready.format}"
-        else:
-            refusal = fetch.refusal(ready, part.rows)
+            refusal = f"rows of another format: {ready.format}"
         if refusal is not None:
             self.counters.refused_ready += 1
             self._lose(fetch, Cause.LOST, refusal)
             return
         fetch.segments[ready.segment] = ready.rows
+        self._win(fetch, part)
+
+    def _win(self, fetch: Fetch, part: PartState) -> None:
+        """It has rows of its part, and is the first that has."""
         fetch.state = FetchState.ACTIVE
         for other in tuple(part.candidates):
             if other is not fetch:
@@ -304,6 +309,8 @@ class EmbeddingReceiver:
             return
         del fetch.grants[landed.seq]
         item = self._requests[fetch.request_id][fetch.item]
+        if fetch.state is FetchState.OPENING:
+            self._win(fetch, item.parts[fetch.part])
         for slot in slots:
             self._pool.land(slot.page)
             slot.land(landed.bank * self._bank_rows)

@@ -30,12 +30,16 @@ class TransferTimes:
                 self._owners[command.fetch_id] = command.request_id
 
     def note(self, event: FetchEvent, requests: Mapping[str, Request], now: float) -> None:
-        """Writes first Ready and last Landed into the request's clock."""
+        """Writes first Ready and last Landed into the request's clock.
+
+        Of rows that were granted before they were ready nothing is heard until they have landed.
+        """
         request = requests.get(self._owners.get(event.fetch_id, ""))
         match event:
             case Ready() if request is not None and request.clock.first_ready is None:
                 request.clock.first_ready = now
             case Landed() if request is not None:
+                request.clock.first_ready = request.clock.first_ready or now
                 request.clock.last_landed = now
             case Quiesced() | Broken() | Fenced():
                 self._owners.pop(event.fetch_id, None)

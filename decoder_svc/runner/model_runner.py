@@ -14,6 +14,7 @@ from decoder_svc.models.stage import DecoderStage, MediaRows
 from decoder_svc.parallel.pp import StageLink
 from decoder_svc.parallel.returns import TokenReturn
 from decoder_svc.runner.graphs import DecodeGraphs
+from decoder_svc.runner.host_rows import HostRows
 from decoder_svc.runner.inputs import StepInputs, build_inputs
 from decoder_svc.runner.outcome import Outcome
 from decoder_svc.runner.rank_rows import RankRows
@@ -56,10 +57,10 @@ class ModelRunner:
         self._attention = attention
         self._seats = seats
         self._sampler = sampler
-        self._rows = rows
         self._link = link
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
+        self._rows = HostRows(rows, self._device)
         self.num_blocks, self.block_size = pool.num_blocks, pool.block_size
         self.rank_rows: RankRows | None = None
         """On the first stage: the slab's second bank, where there is one."""
@@ -94,7 +95,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of the slab."""
-        self._rows = torch.empty(0, self._rows.shape[1])
+        self._rows.close()
 
     def _compute(self, plan: StepPlan) -> Outcome | None:
         inputs = build_inputs(plan, self._seats, block_size=self.block_size, device=self._device)
@@ -181,8 +182,7 @@ class ModelRunner:
         if self.rank_rows is not None:
             placed = self.rank_rows.gather(self._rows, inputs.slab_rows, self._dtype)
         else:
-            rows = self._rows.index_select(0, inputs.slab_rows)
-            placed = rows.to(device=self._device, dtype=self._dtype)
+            placed = self._rows.take(inputs.slab_rows, self._dtype)
         return MediaRows(inputs.embeds_at, placed, self._model.config.hidden_size)
 
 

@@ -16,6 +16,7 @@ from chiasm.transport.agent import TransferAgent, nixl_is_installed
 from chiasm.transport.base import DRAM, VRAM, Region
 from decoder_svc.embeddings.bank_channel import At, Await, Heard, Renew, hear, say
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.runner.host_rows import HostRows
 
 
 class RankRows:
@@ -52,24 +53,22 @@ class RankRows:
         index = self.memory.device.index or 0
         return Region(self.memory.data_ptr(), self.memory.nbytes, kind, index)
 
-    def gather(
-        self, host: torch.Tensor, slab_rows: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def gather(self, host: HostRows, slab_rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[R, width] on the device, a copy.
 
         Args:
-            host: [rows, width], the first bank.
+            host: The first bank.
             slab_rows: [R], on the CPU: rows of the first bank, then of this one.
             dtype: Of the result.
         """
         here = slab_rows >= self._shape[0]
         if not here.any():
-            return host.index_select(0, slab_rows).to(device=self._device, dtype=dtype)
+            return host.take(slab_rows, dtype)
         ours = self._share(slab_rows[here] - self._shape[0])
         if here.all():
             return ours.to(dtype)
         rows = torch.empty(len(slab_rows), self._shape[1], dtype=dtype, device=self._device)
-        theirs = host.index_select(0, slab_rows[~here]).to(device=self._device, dtype=dtype)
+        theirs = host.take(slab_rows[~here], dtype)
         rows[here.nonzero().flatten().to(self._device)] = ours.to(dtype)
         rows[(~here).nonzero().flatten().to(self._device)] = theirs
         return rows

@@ -82,6 +82,10 @@ def lets_the_young_take_the_reserve() -> Mutant:
     return mock.patch.object(GrantPlanner, "_may_take", mutant)
 
 
+def spends_the_reserve_ahead() -> Mutant:
+    return mock.patch.object(GrantPlanner, "_has_plenty", lambda self: self._pool.num_free > 0)
+
+
 def forgets_a_head_that_demands_nothing() -> Mutant:
     grant = EmbeddingReceiver.grant
 
@@ -130,6 +134,7 @@ def keeps_interest_of_ended_fetches() -> Mutant:
         (grants_without_a_reserve, STUCK),
         (spends_the_reserve_on_later_rows, STUCK),
         (lets_the_young_take_the_reserve, STUCK),
+        (spends_the_reserve_ahead, STUCK),
         (forgets_a_head_that_demands_nothing, STUCK),
         (answers_the_fence_while_writing, REUSED),
         (says_quiesced_while_writing, REUSED),

@@ -94,6 +94,7 @@ def test_the_model_reaches_what_it_is_for() -> None:
         "quarantined",
         "late write",
         "hedged",
+        "granted ahead",
         "stale attempt",
         "restarted",
         "shared",

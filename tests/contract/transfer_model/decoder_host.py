@@ -229,6 +229,8 @@ class DecoderHost:
         """A grant of memory, or, once that could not be written, of the stream."""
         wire.sent.append(command)
         kind = STREAM if wire.streaming else DRAM
+        if wire.streaming:
+            wire.on_stream.add(len(wire.sent))
         places = [replace(place, memory_type=kind) for place in command.destinations]
         grant = encoder_pb2.FetchGrant(
             segment=command.segment, destinations=[place.to_proto() for place in places]
@@ -238,7 +240,11 @@ class DecoderHost:
     def _open(self, command: Open) -> None:
         wire = FetchWire(command.fetch_id, self._write_row)
         host = self._hosts[command.source.endpoint]
-        host.open_fetch(wire, lambda message: self._on_fetch(wire, message))
+        host.open_fetch(
+            wire,
+            lambda message: self._on_fetch(wire, message),
+            lambda seq: self._on_notice(wire, seq),
+        )
         self.wires[command.fetch_id] = wire
         wire.up.send(
             FetchOpening(
@@ -277,17 +283,26 @@ class DecoderHost:
             self._on_response(fetch_id, message)
         self.flush()
 
+    def _on_notice(self, wire: FetchWire, seq: int) -> None:
+        """Memory says that a grant is whole, sooner or later than the stream does."""
+        if wire.fetch_id in self.wires:
+            grant = wire.sent[seq - 1]
+            self.receiver.on_event(Landed(wire.fetch_id, grant.segment, grant.seq))
+            self.flush()
+
     def _on_response(self, fetch_id: bytes, response: encoder_pb2.FetchResponse) -> None:
         match response.WhichOneof("kind"):
             case "accepted":
-                self.receiver.on_event(Accepted(fetch_id))
+                ahead = tuple(Span.from_proto(rows) for rows in response.accepted.segments)
+                self.receiver.on_event(Accepted(fetch_id, ahead))
             case "ready":
                 rows = Span.from_proto(response.ready.rows)
                 row_format = RowFormat.from_proto(response.ready.format)
                 self.receiver.on_event(Ready(fetch_id, response.ready.segment, rows, row_format))
             case "written":
-                grant = self.wires[fetch_id].sent[response.written.seq - 1]
-                self.receiver.on_event(Landed(fetch_id, grant.segment, grant.seq))
+                if response.written.seq in self.wires[fetch_id].on_stream:
+                    grant = self.wires[fetch_id].sent[response.written.seq - 1]
+                    self.receiver.on_event(Landed(fetch_id, grant.segment, grant.seq))
             case "unwritten":
                 wire = self.wires[fetch_id]
                 wire.streaming = True

@@ -54,10 +54,12 @@ class FetchWire:
     write_row: Callable[[bytes, int, bytes, int], None]  # fetch id, address, digest, row
     up: Link = field(init=False)
     down: Link = field(init=False)
+    notices: Link = field(init=False)  # what the receiving memory is told of whole grants
     session: FetchSession | None = None
     broken: bool = False  # as the decoder sees it
     dead: bool = False  # the process behind it is gone
     sent: list[Grant] = field(default_factory=list)  # as the encoder counts them
+    on_stream: set[int] = field(default_factory=set)  # numbers of grants of the stream
     streaming: bool = False  # memory could not be written: the decoder grants the stream
 
 
@@ -139,6 +141,16 @@ class EncoderHost:
         """Encode streams that were admitted and are open."""
         return [w for w in self._wires if isinstance(w, EncodeWire) and w.admitted]
 
+    @property
+    def granted_ahead(self) -> bool:
+        """Whether a grant waits here for its rows."""
+        return any(
+            grant.segment >= len(session.entry.segments)
+            for session in self.table._sessions.values()
+            if session.entry is not None
+            for grant in session._pending
+        )
+
     # Encode streams.
 
     def open_encode(self, wire: EncodeWire, deliver: Callable[[object], None]) -> None:
@@ -205,9 +217,15 @@ class EncoderHost:
 
     # Fetch streams.
 
-    def open_fetch(self, wire: FetchWire, deliver: Callable[[object], None]) -> None:
+    def open_fetch(
+        self,
+        wire: FetchWire,
+        deliver: Callable[[object], None],
+        notify: Callable[[int], None],
+    ) -> None:
         wire.up = self._network.link(lambda message: self._on_fetch(wire, message))
         wire.down = self._network.link(deliver)
+        wire.notices = self._network.link(notify)
         self._wires.append(wire)
 
     def _on_fetch(self, wire: FetchWire, message: object) -> None:
@@ -260,14 +278,17 @@ class EncoderHost:
         """The hardware writes one row; a write may be cut short only when its fetch is stopping."""
         session = posted.wire.session
         assert session is not None
-        if cut and session.stopping:
+        stopped = cut and session.stopping
+        if stopped:
             posted.rows.clear()
         else:
             address, row = posted.rows.pop(0)
             posted.wire.write_row(posted.wire.fetch_id, address, session.opening.digest, row)
         if not posted.rows:
             self.posted.remove(posted)
-            session.write_ended(None if cut and session.stopping else 0)
+            if not (stopped or posted.write.on_stream):
+                posted.wire.notices.send(posted.write.seq)
+            session.write_ended(None if stopped else 0)
             self._dirty.append(posted.wire)
             self.flush()
 

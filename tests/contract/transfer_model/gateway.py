@@ -9,9 +9,11 @@ from functools import partial
 from chiasm.fakes.network import Network
 from chiasm.plan import Cause, Part, Promise, Source, Span
 from decoder_svc.embeddings.events import ItemLanded, Notice
+from encoder_svc.geometry import segments_of
 from encoder_svc.store import EncodeOpening
 from tests.contract.transfer_model.decoder_host import DecoderHost
 from tests.contract.transfer_model.encoder_host import (
+    SEGMENT_ROWS,
     EncoderHost,
     EncodeStart,
     EncodeWire,
@@ -95,8 +97,9 @@ class Gateway:
         part.encodes.append(wire)
         plan = media_plan(part.digest, part.num_rows)
         repair = part.num_lost + part.num_recalls > 0
+        segments = segments_of([len(part.rows)], first=part.rows.begin, most=SEGMENT_ROWS)
         opening = EncodeOpening(
-            wire.encode_id, plan, part.frames, part.rows, patches=1, repair=repair
+            wire.encode_id, plan, part.frames, part.rows, 1, repair=repair, segments=segments
         )
         wire.up.send(EncodeStart(opening, host.epoch if pick % 2 else 0))
         return Source(wire.encode_id, host.name, host.epoch)

@@ -88,6 +88,7 @@ class World:
             ("stale attempt", any(d.receiver.counters.stale_attempts for d in decoders)),
             ("late write", any(p.wire.broken for host in hosts for p in host.posted)),
             ("switched", any(wire.streaming for d in decoders for wire in d.wires.values())),
+            ("granted ahead", any(host.granted_ahead for host in hosts)),
             ("restarted", self.restarts > 0),
             ("shared", any(entry and len(entry.encodes) > 1 for entry in entries)),
         ):

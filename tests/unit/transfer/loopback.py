@@ -30,12 +30,14 @@ from decoder_svc.embeddings.fetcher import Fetcher
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.embeddings.slab import Slab
 from encoder_svc.arena import RowArena, TensorRows
+from encoder_svc.geometry import segments_of
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
 from encoder_svc.servicer import EncoderServicer
 
 FORMAT = RowFormat(16, 1, "float32")
 ROW = FORMAT.row_bytes
 PAGE_ROWS = 8
+MOST_ROWS = 1 << 20
 
 
 class PatternBuffer:
@@ -126,6 +128,11 @@ class PatternEngine:
         if plan.family != "f":
             raise InvalidRequest("another family")
         return 1
+
+    def segments(self, plan: MediaPlan, frames: Span | None, rows: Span) -> tuple[Span, ...]:
+        if len(rows) > MOST_ROWS or self.extra_rows:
+            return ()
+        return segments_of([len(rows)], first=rows.begin, most=self.segment_rows)
 
     def submit(self, job: EncodeJob) -> None:
         self.submitted.append(job)

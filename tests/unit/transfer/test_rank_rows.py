@@ -18,6 +18,7 @@ from chiasm.transport.nixl import NixlReceiver
 from decoder_svc.embeddings.bank_channel import At, Await, BankPort, Heard, Renew, hear, say
 from decoder_svc.embeddings.rank_landing import RankLanding
 from decoder_svc.parallel.mesh import ParallelMesh
+from decoder_svc.runner.host_rows import HostRows, runs
 from decoder_svc.runner.rank_rows import BankKeeper, RankRows
 from tests.unit.transfer.loopback import eventually
 
@@ -34,11 +35,21 @@ def test_rows_of_both_banks_come_in_the_order_asked_for(wanted: list[int]) -> No
     bank = rank_rows()
     assert bank.memory is not None
     bank.memory.copy_(100 + host)
-    rows = bank.gather(host, torch.tensor(wanted, dtype=torch.int64), torch.float64)
+    rows = bank.gather(HostRows(host, CPU), torch.tensor(wanted, dtype=torch.int64), torch.float64)
     both = torch.cat((host, 100 + host)).double()
     assert torch.equal(rows, both[wanted])
     bank.memory.zero_()
     assert torch.equal(rows, both[wanted]), "a copy: slots may be reused"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [([], []), ([4], [(4, 1)]), ([3, 4, 5, 1, 2, 2, 3], [(3, 3), (1, 2), (2, 2)])],
+)
+def test_neighbours_in_the_slab_go_over_in_one_copy(
+    wanted: list[int], found: list[tuple[int, int]]
+) -> None:
+    assert list(runs(torch.tensor(wanted, dtype=torch.int64))) == found
 
 
 def test_only_the_first_rank_of_the_first_stage_holds_the_bank() -> None:
