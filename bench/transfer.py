@@ -102,8 +102,8 @@ def _copy(a: torch.Tensor, b: torch.Tensor) -> float:
     return time.perf_counter() - began
 
 
-def table(source: str, target: str, most: int) -> Iterator[str]:
-    work = [(nbytes, repeats_of(nbytes, most)) for nbytes in SIZES]
+def table(source: str, target: str, most: int, largest: int) -> Iterator[str]:
+    work = [(n, repeats_of(n, most)) for n in SIZES if n <= largest * MIB]
     nixl = fetches(Ends("nixl", source, target), work)
     stream = fetches(Ends("grpc", source, target), work)
     raw = bare(source, target, work)
@@ -152,6 +152,8 @@ def routes() -> list[tuple[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=10, help="repeats of the small sizes")
+    parser.add_argument("--largest", type=int, default=SIZES[-1] // MIB, help="MiB")
+    parser.add_argument("--route", choices=("host", "gpu"), help="one of them only")
     parser.add_argument("--note", default="", help="printed with the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -159,7 +161,9 @@ def main() -> None:
     lines = [f"## {now:%Y-%m-%d %H:%M} UTC\n"]
     began = time.monotonic()
     for source, target in routes():
-        for line in table(source, target, args.most):
+        if args.route and (args.route == "gpu") != (source != "cpu"):
+            continue
+        for line in table(source, target, args.most, args.largest):
             print(line, flush=True)
             lines.append(line)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -55,6 +56,8 @@ class Ends:
     transport: str
     source: str
     target: str
+    marks: bool = False
+    """Whether both note when each step of a fetch began (`bench.transfer_split`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,25 @@ class _Order:
     """To the engine's thread."""
 
     run: Callable[[], None]
+
+
+class Marks:
+    """When steps began, by name, in order. Any thread adds."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = {}
+
+    def add(self, step: str) -> None:
+        self.times.setdefault(step, []).append(time.perf_counter())
+
+    def before(self, step: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, noted."""
+
+        def noted(*args: Any, **named: Any) -> Any:
+            self.add(step)
+            return call(*args, **named)
+
+        return noted
 
 
 class ReadyEngine:
@@ -79,6 +101,7 @@ class ReadyEngine:
         self._arena = arena
         self._sink: Sink | None = None
         self._rows = pattern()
+        self.marks = Marks()
         self._tower = ThreadPoolExecutor(1)
         self._jobs: set[asyncio.Task[None]] = set()
 
@@ -102,7 +125,8 @@ class ReadyEngine:
         segments = segments_of([len(job.rows)], first=job.rows.begin, most=SEGMENT_ROWS)
         buffers = [self._make(len(rows)) for rows in segments]
         await asyncio.sleep(ENCODE_S)
-        ready_at = await loop.run_in_executor(self._tower, _ready)
+        ready_at = await loop.run_in_executor(self._tower, self._ready)
+        self.marks.add("told")
         for segment, (rows, buffer) in enumerate(zip(segments, buffers, strict=True)):
             self._sink.segment_ready(job.key, segment, rows, buffer)
         self._sink.finished(job.key, EncodeStats(ready_at * 1e3, 0.0, 0.0))
@@ -110,14 +134,14 @@ class ReadyEngine:
     def cancel(self, key: bytes) -> None:
         raise AssertionError("jobs are over at once")
 
+    def _ready(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.marks.add("ready")
+        return self.marks.times["ready"][-1]
+
     def _make(self, num_rows: int) -> TensorRows:
         return self._arena.keep(self._rows[:num_rows])
-
-
-def _ready() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def pattern() -> torch.Tensor:
@@ -144,11 +168,16 @@ async def _encoder(ends: Ends, pipe: Connection) -> None:
         outbound=None if agent is None else NixlOutbound(agent, arena.region.memory_type),
     )
     engine.start(servicer.store)
+    if ends.marks and agent is not None:
+        agent._post = engine.marks.before("posted", agent._post)
+        agent._drop = engine.marks.before("written", agent._drop)
     async with serving(servicer) as server:
         pipe.send((server.address, epoch))
         await asyncio.to_thread(_until_closed, pipe)
     if agent is not None:
         agent.close()
+    if ends.marks:
+        pipe.send(engine.marks.times)
 
 
 class Decoder:
@@ -178,6 +207,7 @@ class Decoder:
         )
         self._demands: list[Demand] = []
         self._landed: asyncio.Future[float] | None = None
+        self.marks = Marks()
         self._stopped = False
         self._engine = threading.Thread(target=self._run, daemon=True)
         self._engine.start()
@@ -192,6 +222,11 @@ class Decoder:
             region = Region(self._bank.data_ptr(), self.slab.size, VRAM, index)
         self._landing = LocalLanding(region, bank=RANK_BANK)
         await self._landing.open()
+        if self._ends.marks:
+            agent, arrivals = self._landing._agent, self._landing._arrivals
+            assert agent is not None
+            agent._on_notices = self.marks.before("heard", agent._on_notices)
+            arrivals.put = self.marks.before("arrived", arrivals.put)
 
     async def fetch(self, num_rows: int, *, check: bool) -> float:
         """Seconds from rows ready in the encoder until the engine's thread may use them here.
@@ -263,6 +298,7 @@ class Decoder:
             if notices:
                 assert isinstance(notices[0], ItemLanded), notices
                 now = time.perf_counter()
+                self.marks.add("usable")
                 assert self._landed is not None
                 self._loop.call_soon_threadsafe(self._landed.set_result, now)
             commands = self._receiver.take_commands()
@@ -315,6 +351,8 @@ async def _decoder(
         # The first touches memory for the first time.
         timings = [await decoder.fetch(num_rows, check=not i) for i in range(repeats + 1)]
         pipe.send(timings[1:])
+    if ends.marks:
+        pipe.send(decoder.marks.times)
     await decoder.close()
 
 

@@ -1,0 +1,49 @@
+"""Where the time of one picture's rows goes until they are usable: `python -m bench.transfer_split`.
+
+Two processes note when each step begins, on the clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from bench.transfer import PICTURE, hear, process, routes
+from bench.transfer_ends import ROW, Ends, run_decoder, run_encoder
+
+STEPS = (
+    ("ready", "told", "the tower's thread to the encoder's loop"),
+    ("told", "posted", "session, stream and the loop to the agent's thread"),
+    ("posted", "written", "descriptors, the write, its end seen"),
+    ("written", "heard", "the notification"),
+    ("heard", "arrived", "the agent's thread to the decoder's loop"),
+    ("arrived", "usable", "the loop to the engine's thread, the receiver's turn"),
+)
+
+
+def main() -> None:
+    """Prints one table for each pair of memories."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--bytes", type=int, default=PICTURE)
+    args = parser.parse_args()
+    for source, target in routes():
+        ends = Ends("nixl", source, target, marks=True)
+        with process(run_encoder, ends) as encoder:
+            where = hear(encoder)
+            work = [(-(-args.bytes // ROW), args.repeats)]
+            with process(run_decoder, ends, where, work) as decoder:
+                seconds = hear(decoder)
+                times = hear(decoder)
+            encoder.send(None)
+            times |= hear(encoder)
+        print(f"\n{source} to {target}, {args.bytes} bytes, medians of {args.repeats}, ms\n")
+        print("| step | ms |\n|---|---|")
+        for begin, end, words in STEPS:
+            gaps = [b - a for a, b in zip(times[begin], times[end], strict=True)][1:]
+            print(f"| {words} | {statistics.median(gaps) * 1e3:.3f} |")
+        print(f"| together | {statistics.median(seconds) * 1e3:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
