@@ -98,7 +98,9 @@ class FamilyRun:
             shape, device=self._device, small=small
         )
         written = self._watch.time("write", write_checkpoint)
-        self.put("weights_bytes", written(self._reference, shape, self._path))
+        eight_bits = self._args.eight_bits
+        total = written(self._reference, shape, self._path, eight_bits=eight_bits)
+        self.put("weights_bytes", total)
 
     def load(self) -> None:
         """Tower and language model, and the same files read and nothing else."""
@@ -295,6 +297,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--family", choices=SHAPES, required=True)
     parser.add_argument("--dir", required=True, help="where to write the checkpoint; removed again")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--eight-bits", action="store_true", help="dense matrices of layers in FP8")
     parser.add_argument("--small", action="store_true", help="a rehearsal")
     parser.add_argument("--width", type=int, default=640)
     parser.add_argument("--height", type=int, default=480)

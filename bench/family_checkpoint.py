@@ -20,13 +20,15 @@ import torch
 
 from bench.family_shapes import FullSize, add_vocabulary
 from chiasm.checkpoint import WEIGHT_INDEX
+from chiasm.kernels.block_scaled import BLOCK, FP8, LARGEST, multiply_out
 from tests.checkpoints import DEMO
 from tests.families import FAMILIES, add_processor
 
 _SHARD_BYTES = 5 << 30
 _PIECE_BYTES = 16 << 20
 _THREADS = 8
-_DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+_DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", FP8: "F8_E4M3"}
+_EIGHT_BITS = re.compile(r"language_model\.layers\..*_proj\.weight")
 _RESIDUAL = re.compile(
     r"\.(blocks|layers?|layer)\.\d+\..*"
     r"(o_proj|down_proj|attn\.proj|projection_layer|linear_fc2|mlp\.fc2)(\.weight)?$"
@@ -82,8 +84,14 @@ def _draw(name: str, weight: torch.Tensor, config: Any, generator: torch.Generat
     weight.normal_(mean, std, generator=generator)
 
 
-def hub_tensors(model: Any, *, intern: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and values as public checkpoints have them; fused experts have inputs first."""
+def hub_tensors(
+    model: Any, *, intern: bool, eight_bits: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and values as public checkpoints have them; fused experts have inputs first.
+
+    With `eight_bits` dense matrices of the language model's layers are rounded to 8 bits with a
+    scale for each block of 128 x 128, in the model too.
+    """
     for name, parameter in model.named_parameters():
         stored, tensor = name, parameter.detach()
         for ours, theirs in _INTERN.items() if intern else ():
@@ -93,10 +101,26 @@ def hub_tensors(model: Any, *, intern: bool) -> Iterator[tuple[str, torch.Tensor
             width = model.config.text_config.hidden_size
             if name.endswith("gate_up_proj") == (tensor.shape[2] == width):
                 tensor = tensor.transpose(1, 2)
-        yield stored, tensor
+        if eight_bits and _EIGHT_BITS.search(name) and tensor.dim() == 2:
+            values, scales = _in_eight_bits(tensor)
+            tensor.copy_(multiply_out(values, scales))
+            yield f"{stored}_scale_inv", scales
+            yield stored, values
+        else:
+            yield stored, tensor
 
 
-def write_checkpoint(model: Any, shape: FullSize, directory: Path) -> int:
+def _in_eight_bits(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a matrix of whole blocks."""
+    blocks = matrix.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scales = blocks.abs().amax((1, 3)) / LARGEST
+    values = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)
+    return values.to(FP8), scales
+
+
+def write_checkpoint(
+    model: Any, shape: FullSize, directory: Path, *, eight_bits: bool = False
+) -> int:
     """Writes all files a service reads; returns the bytes of the weights."""
     directory.mkdir(parents=True, exist_ok=True)
     family = FAMILIES[shape.family]
@@ -112,7 +136,14 @@ def write_checkpoint(model: Any, shape: FullSize, directory: Path) -> int:
     model.config.architectures = [shape.architecture]
     model.config.save_pretrained(directory)
     add_vocabulary(directory, model.config.text_config.vocab_size)
-    return _write_weights(list(hub_tensors(model, intern=family.tiled)), directory)
+    if eight_bits:
+        path = directory / "config.json"
+        said = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+        config = json.loads(path.read_text()) | {"quantization_config": said}
+        path.write_text(json.dumps(config))
+    with torch.no_grad():
+        tensors = list(hub_tensors(model, intern=family.tiled, eight_bits=eight_bits))
+    return _write_weights(tensors, directory)
 
 
 def _write_weights(tensors: list[tuple[str, torch.Tensor]], directory: Path) -> int:

@@ -81,6 +81,8 @@ class TextConfig:
     sandwich_norms: bool = False
     """What attention and feed-forward give is normalised once more before it is added."""
     experts: ExpertsConfig | None = None
+    eight_bits: bool = False
+    """Matrices of attention and feed-forward are stored in 8 bits, a scale for each 128 x 128."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -128,7 +130,8 @@ def read_text(config: dict[str, Any], generation: dict[str, Any], **family: Any)
     text = config.get("text_config") or config
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     _refuse_unsupported(text, rope)
-    _refuse_quantization(config.get("quantization_config") or text.get("quantization_config"))
+    quantization = config.get("quantization_config") or text.get("quantization_config")
+    _refuse_quantization(quantization)
     heads = need(text, "num_attention_heads")
     head_dim = text.get("head_dim") or need(text, "hidden_size") // heads
     partial = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
@@ -153,6 +156,7 @@ def read_text(config: dict[str, Any], generation: dict[str, Any], **family: Any)
         "masked_token_ids": masked_tokens(config),
         "spatial_merge_size": vision.get("spatial_merge_size", 2),
         "tokens_per_second": float(vision.get("tokens_per_second", 2)),
+        "eight_bits": bool(quantization) and not _keeps_some(quantization),
     }
     for kind in ("image", "video"):
         if f"{kind}_token_id" not in family:
@@ -179,7 +183,7 @@ def _refuse_unsupported(text: dict[str, Any], rope: dict[str, Any]) -> None:
 
 
 def _refuse_quantization(quantization: dict[str, Any] | None) -> None:
-    """Weights of 8 bits with a scale per block are multiplied out as they are read."""
+    """Weights of 8 bits with a scale per block are what is known."""
     if not quantization:
         return
     method, block = quantization.get("quant_method"), quantization.get("weight_block_size")
@@ -188,6 +192,12 @@ def _refuse_quantization(quantization: dict[str, Any] | None) -> None:
             f"config.json: quantization {method!r} with blocks of {block} is not supported; "
             "known: 'fp8' with blocks of [128, 128]"
         )
+
+
+def _keeps_some(quantization: dict[str, Any]) -> bool:
+    """Whether some matrices of the language model's layers, routers aside, have all their bits."""
+    kept = quantization.get("modules_to_not_convert") or quantization.get("ignored_layers") or ()
+    return any(name.endswith("_proj") and ".layers." in name for name in kept)
 
 
 def _eos(

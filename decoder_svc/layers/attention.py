@@ -27,8 +27,13 @@ class Attention(nn.Module):
         keys = mesh.split_kv(config.num_kv_heads, config.head_dim)
         self._heads = len(queries) // config.head_dim
         self._kv_heads = len(keys) // config.head_dim
-        self.qkv = ColumnLinear(config.hidden_size, (queries, keys, keys), bias=config.qkv_bias)
-        self.out = RowLinear(queries, config.hidden_size, mesh)
+        self.qkv = ColumnLinear(
+            config.hidden_size,
+            (queries, keys, keys),
+            bias=config.qkv_bias,
+            eight_bits=config.eight_bits,
+        )
+        self.out = RowLinear(queries, config.hidden_size, mesh, eight_bits=config.eight_bits)
         self.query_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
 

@@ -14,11 +14,18 @@ from decoder_svc.parallel.mesh import ParallelMesh
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) x up(x)), gate and up as one product."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, mesh: ParallelMesh) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        mesh: ParallelMesh,
+        *,
+        eight_bits: bool = False,
+    ) -> None:
         super().__init__()
         shard = mesh.split(intermediate_size, what="intermediate_size")
-        self.gate_up = ColumnLinear(hidden_size, (shard, shard), bias=False)
-        self.down = RowLinear(shard, hidden_size, mesh)
+        self.gate_up = ColumnLinear(hidden_size, (shard, shard), bias=False, eight_bits=eight_bits)
+        self.down = RowLinear(shard, hidden_size, mesh, eight_bits=eight_bits)
 
     def load(self, reader: CheckpointReader, name: str) -> None:
         """Reads the three projections."""

@@ -119,16 +119,30 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """The block in place of a feed-forward one."""
+    """The block in place of a feed-forward one.
 
-    def __init__(self, config: ExpertsConfig, hidden_size: int, mesh: ParallelMesh) -> None:
+    Args:
+        config: The experts.
+        hidden_size: Of the model.
+        mesh: The rank's place.
+        eight_bits: Of shared experts; the others are multiplied out.
+    """
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        hidden_size: int,
+        mesh: ParallelMesh,
+        *,
+        eight_bits: bool = False,
+    ) -> None:
         super().__init__()
         self._mesh = mesh
         self.router = Router(config, hidden_size)
         self.experts = Experts(config, hidden_size, mesh)
         self.shared: GatedMLP | None = None
         if config.shared_size:
-            self.shared = GatedMLP(hidden_size, config.shared_size, mesh)
+            self.shared = GatedMLP(hidden_size, config.shared_size, mesh, eight_bits=eight_bits)
 
     def load(self, reader: CheckpointReader, name: str) -> None:
         """Reads router, experts and shared experts."""

@@ -7,8 +7,8 @@
                        or both with their last two dimensions swapped, as hubs have them
 
 Names are those of one layout (`decoder_svc.models.weights` maps the others to it). Weights of 8
-bits have a number for each block of 128 x 128 beside them (`..._scale_inv`) and are multiplied out
-as they are read.
+bits have a number for each block of 128 x 128 beside them (`..._scale_inv`): both are read as they
+are where a layer can use them, else they are multiplied out as they are read.
 """
 
 from __future__ import annotations
@@ -104,25 +104,32 @@ class Piece:
         cut = [self._as_it_lies(stretch, columns) for stretch in own]
         return [self.tensor.rectangle(*places, self._index) for places in cut]
 
-    def multiplied_out(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> torch.Tensor:
-        """The part of it that is asked for, of a matrix with scales."""
-        assert self.scales is not None, "only where blocks have scales"
-        found = [
-            self._scaled(self._as_it_lies(stretch, columns)) for stretch in self._stretches(rows)
-        ]
-        part = torch.cat(found)
+    def scale_blocks(self, rows: slice = _WHOLE, columns: slice = _WHOLE) -> list[Block]:
+        """The scales of the part that is asked for, of a matrix that is not swapped."""
+        cut = [self._as_it_lies(stretch, columns) for stretch in self._stretches(rows)]
+        return [self._scales_of(places) for places in cut]
+
+    def multiplied_out(
+        self, rows: slice = _WHOLE, columns: slice = _WHOLE, *, device: torch.device
+    ) -> torch.Tensor:
+        """The part of it that is asked for, of a matrix with scales, multiplied on the device."""
+        cut = [self._as_it_lies(stretch, columns) for stretch in self._stretches(rows)]
+        part = torch.cat([self._scaled(places, device) for places in cut])
         return part.t() if self.swapped else part
 
-    def _scaled(self, places: tuple[slice, slice]) -> torch.Tensor:
-        assert self.scales is not None
-        blocks = [slice(s.start // BLOCK, -(-s.stop // BLOCK)) for s in places]
-        scales = _matrix(self.scales.rectangle(blocks[0], blocks[1], self._index)).float()
+    def _scales_of(self, places: tuple[slice, slice]) -> Block:
+        assert self.scales is not None, "only where blocks have scales"
+        rows, columns = (slice(s.start // BLOCK, -(-s.stop // BLOCK)) for s in places)
+        return self.scales.rectangle(rows, columns, self._index)
+
+    def _scaled(self, places: tuple[slice, slice], device: torch.device) -> torch.Tensor:
+        scales = _matrix(self._scales_of(places), device).float()
         for axis, kept in enumerate(places):
             first = kept.start % BLOCK
             scales = scales.repeat_interleave(BLOCK, axis).narrow(
                 axis, first, kept.stop - kept.start
             )
-        return _matrix(self.tensor.rectangle(*places, self._index)).float() * scales
+        return _matrix(self.tensor.rectangle(*places, self._index), device).float() * scales
 
     @property
     def _index(self) -> int:
@@ -142,8 +149,8 @@ class Piece:
         return (across, rows) if self.swapped else (rows, across)
 
 
-def _matrix(block: Block) -> torch.Tensor:
-    return block.read().view(block.lines, -1)
+def _matrix(block: Block, device: torch.device) -> torch.Tensor:
+    return block.read().view(block.lines, -1).to(device)
 
 
 def locate(name: str, find: Find, packing: Packing = _ALONE) -> Piece | None:

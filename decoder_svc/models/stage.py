@@ -60,9 +60,9 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(config, mesh, index)
         self.mlp_norm = RMSNorm(size, eps)
         self.mlp = (
-            GatedMLP(size, config.intermediate_size, mesh)
+            GatedMLP(size, config.intermediate_size, mesh, eight_bits=config.eight_bits)
             if experts is None
-            else MoE(experts, size, mesh)
+            else MoE(experts, size, mesh, eight_bits=config.eight_bits)
         )
         self.attention_out_norm = RMSNorm(size, eps) if config.sandwich_norms else None
         self.mlp_out_norm = RMSNorm(size, eps) if config.sandwich_norms else None

@@ -129,6 +129,23 @@ class CheckpointReader:
         piece = self._open(name, (target.shape[0], shard.of))
         self._copy(piece, target, columns=slice(shard.begin, shard.end))
 
+    def scales(
+        self,
+        name: str,
+        target: torch.Tensor,
+        *,
+        rows: Shard | None = None,
+        columns: Shard | None = None,
+    ) -> None:
+        """The scales of a part of a matrix of 8 bits, that begins and ends between blocks."""
+        piece = self._locate(name)
+        if piece is None or piece.scales is None:
+            raise ValueError(f"checkpoint lacks tensor {name}{SCALES}")
+        begin = 0
+        for block in piece.scale_blocks(_cut(rows), _cut(columns)):
+            self._copier.put(block, target[begin : begin + block.lines])
+            begin += block.lines
+
     def experts(self, name: str, own: range, target: torch.Tensor) -> bool:
         """The matrices of these experts as they are joined, where a checkpoint has them so.
 
@@ -181,18 +198,22 @@ class CheckpointReader:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> None:
-        if piece.scales is None:
+        if piece.scales is None or piece.tensor.dtype is target.dtype:
             begin, goal = 0, target.t() if piece.swapped else target
             for block in piece.blocks(rows, columns):
                 self._copier.put(block, goal[begin : begin + block.lines])
                 begin += block.lines
         else:
-            target.copy_(piece.multiplied_out(rows, columns))
+            target.copy_(piece.multiplied_out(rows, columns, device=target.device))
             self._progress.add(target.nbytes)
 
     def expect_bytes(self, total: int) -> None:
         """How much this rank will read, for the progress bar."""
         self._progress.total = total
+
+
+def _cut(shard: Shard | None) -> slice:
+    return slice(None) if shard is None else slice(shard.begin, shard.end)
 
 
 def _is_language_model(stored: str) -> bool:

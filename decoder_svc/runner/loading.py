@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from chiasm.allocator import keep_freed_memory
 from chiasm.config import DecoderConfig
+from chiasm.kernels.block_scaled import FP8
 from chiasm.rows import RowFormat
 from decoder_svc.attention.choice import build_attention, wants_flashinfer
 from decoder_svc.config.from_hf import TextConfig
@@ -26,6 +27,7 @@ from decoder_svc.sampling.grammar_masks import GrammarMasks
 from decoder_svc.sampling.greedy import Greedy
 from decoder_svc.sampling.sampler import Sampler
 
+_FP8_CAPABILITY = (8, 9)
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -66,6 +68,13 @@ def choose_placement(config: DecoderConfig, *, local_rank: int = 0) -> Placement
     return Placement(device, _DTYPES[dtype])
 
 
+def eight_bits_run(placement: Placement) -> bool:
+    """Whether products of 8 bits are computed as such; elsewhere they are multiplied out."""
+    if placement.device.type != "cuda" or placement.dtype is torch.float32:
+        return False
+    return torch.cuda.get_device_capability(placement.device) >= _FP8_CAPABILITY
+
+
 def load_stage(
     model_dir: Path,
     text: TextConfig,
@@ -79,8 +88,12 @@ def load_stage(
     Raises:
         ValueError: Naming tensors that are missing or unknown.
     """
+    text = replace(text, eight_bits=text.eight_bits and eight_bits_run(placement))
     with torch.device("meta"):
-        model = DecoderStage(text, mesh).to(placement.dtype)
+        model = DecoderStage(text, mesh)
+    for name, weight in model.named_parameters():
+        if weight.dtype is not FP8 and not name.endswith(".scales"):
+            weight.data = weight.data.to(placement.dtype)
     model.to_empty(device=placement.device)
     model.eval()
     if load_format == "dummy":
@@ -99,7 +112,9 @@ def _fill(model: DecoderStage) -> None:
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(0)
     with torch.inference_mode():
         for name, weight in model.named_parameters():
-            if weight.dim() > 1:
+            if name.endswith(".scales"):
+                weight.fill_(1.0)
+            elif weight.dim() > 1:
                 drawn = torch.empty_like(weight, dtype=torch.bfloat16)
                 weight.copy_(drawn.normal_(std=0.02, generator=generator))
             else:

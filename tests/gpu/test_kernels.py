@@ -7,6 +7,7 @@ import torch
 
 from chiasm.kernels.activation import silu_and_mul
 from chiasm.kernels.argmax import greedy, greedy_reference
+from chiasm.kernels.block_scaled import FP8, LARGEST, block_scaled_linear, multiply_out, round_rows
 from chiasm.kernels.gemv import few_shape_for, linear
 from chiasm.kernels.norm import add_rms_norm
 from chiasm.kernels.paged_decode import Lookup, Workspace, paged_decode, paged_decode_reference
@@ -133,3 +134,27 @@ def test_greedy(rows) -> None:
     logits[0, 77] = torch.nan
     sound = greedy(logits, masked)[2]
     assert not sound[0] and sound[1:].all()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 20, 200, 1000])
+@pytest.mark.parametrize("outputs, inputs", [(6144, 4096), (4096, 12288), (27392, 4096)])
+def test_products_of_eight_bits(rows, outputs, inputs) -> None:
+    torch.manual_seed(rows)
+    x, bias = rand(rows, inputs), rand(outputs)
+    weight = (torch.rand(outputs, inputs, device="cuda") * 2 - 1).mul(LARGEST).to(FP8)
+    scales = torch.rand(outputs // 128, inputs // 128, device="cuda").add(0.1) / LARGEST
+    values, row_scales = round_rows(x)
+    on_host = round_rows(x.cpu())
+    assert torch.equal(row_scales.cpu(), on_host.scales)
+    differ = (values.cpu().view(torch.uint8) != on_host.values.view(torch.uint8)).float().mean()
+    assert differ < 1e-3  # a division that ends between two values
+    wide = values.float() * row_scales.repeat_interleave(128, 1)
+    wanted = wide.double() @ multiply_out(weight, scales).double().t() + bias.double()
+    assert error(block_scaled_linear(x, weight, scales, bias), wanted) < 4e-3
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = block_scaled_linear(x, weight, scales, bias)
+    other = rand(rows, inputs)
+    x.copy_(other)
+    graph.replay()
+    assert torch.equal(out, block_scaled_linear(other, weight, scales, bias))

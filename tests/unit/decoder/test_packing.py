@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from decoder_svc.config import read_text_config
+from chiasm.kernels.block_scaled import FP8
+from decoder_svc.config import from_hf, read_text_config
+from decoder_svc.layers.linear import ColumnLinear
 from decoder_svc.models.stage import DecoderStage
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.runner.loading import load_stage
@@ -227,6 +229,67 @@ def test_blocks_of_eight_bits_are_multiplied_out(tmp_path: Path, name: str, tp_s
     for rank in range(tp_size):
         mesh = ParallelMesh(tp_rank=rank, tp_size=tp_size)
         assert_equal(load(stored, mesh), load(plain, mesh))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL", "GLM-4.1V", "GLM-4.5V"])
+@torch.inference_mode()
+def test_blocks_of_eight_bits_stay_where_they_can_be_used(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+    wide |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}
+    if name != "Qwen3-VL":
+        rope |= {"mrope_section": [6, 5, 5], "partial_rotary_factor": 0.5}
+    source = save_tiny(name, tmp_path / "source", rope_parameters=rope, **wide)
+    stored = rewritten(source, tmp_path / "stored", in_eight_bits)
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (stored / "config.json").write_text(json.dumps(config))
+    plain = load(stored)
+    monkeypatch.setattr("decoder_svc.runner.loading.eight_bits_run", lambda placement: True)
+    for tp_size in (1, 2):
+        mesh = ParallelMesh(tp_size=tp_size)
+        model, whole = load(stored, mesh), load(plain_of(stored, tmp_path / f"p{tp_size}"), mesh)
+        small = [n for n, p in model.named_parameters() if p.dtype is FP8]
+        # One head is no whole block.
+        assert any("attention.qkv" in n for n in small) is (tp_size == 1)
+        assert any("gate_up" in n for n in small)
+        hidden = torch.randn(9, 128)
+        for ours, theirs in zip(model.modules(), whole.modules(), strict=True):
+            if isinstance(ours, ColumnLinear):
+                got, wanted = ours(hidden), theirs(hidden)
+                assert F.cosine_similarity(got, wanted).min() > 0.998
+    assert all(p.dtype is torch.float32 for p in plain.parameters())
+
+
+def plain_of(stored: Path, target: Path) -> Path:
+    """The same checkpoint multiplied out."""
+    shutil.copytree(stored, target)
+    config = json.loads((target / "config.json").read_text())
+    del config["quantization_config"]
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("kept", "stay"),
+    [
+        ([], True),
+        (["model.visual.blocks.0.attn.proj", "lm_head", "model.layers.3.mlp.gate"], True),
+        (["model.language_model.layers.0.self_attn.q_proj"], False),
+    ],
+)
+def test_some_matrices_with_all_their_bits_have_all_multiplied_out(
+    moe: Path, kept: list[str], stay: bool
+) -> None:
+    config = json.loads((moe / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": kept,
+    }
+    assert from_hf(config, {"eos_token_id": 1}).eight_bits is stay
 
 
 def test_other_quantizations_are_refused(moe: Path, tmp_path: Path) -> None:
