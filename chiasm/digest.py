@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from chiasm.checkpoint import read_json, weight_files
+from chiasm.checkpoint import weight_files
+from chiasm.json_file import read_json
 from chiasm.tensor_header import TensorEntry, read_header
+from chiasm.tokenizer_file import tokenizer_files
 
 DIGEST_BYTES = 32
 """Every digest of the contract is a SHA-256."""
@@ -34,6 +36,7 @@ TOWER_PREFIXES = (
 
 _PIXELS_VERSION = "pixels-1"  # raise when encoder_svc turns the same bytes into other pixels
 _VOLATILE = {"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _PIECES = 4
 _PIECE_BYTES = 16 * 1024
 _HUB_SNAPSHOT = re.compile(r"snapshots/([0-9a-f]{40})$")
@@ -73,8 +76,9 @@ def processor_digest(model_dir: Path) -> bytes:
 def tokenizer_digest(model_dir: Path) -> bytes:
     """SHA-256 of the tokenizer and its chat template."""
     digest = hashlib.sha256()
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        path = model_dir / name
+    paths = [model_dir / name for name in _TOKENIZER]
+    paths += [path for path in tokenizer_files(model_dir) if path not in paths]
+    for path in paths:
         data = path.read_bytes() if path.exists() else b""
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)

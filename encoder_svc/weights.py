@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from chiasm.checkpoint import read_json, weight_files
+from chiasm.checkpoint import weight_files
+from chiasm.json_file import read_json
 from chiasm.loading_bar import LoadingBar
 from chiasm.stored_tensor import StoredTensor, TensorFile
 from chiasm.weight_copier import WeightCopier, copier_for

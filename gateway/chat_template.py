@@ -18,8 +18,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from chiasm.checkpoint import read_json
 from chiasm.errors import InvalidRequest
+from chiasm.json_file import read_json
 
 
 class ChatTemplate:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chiasm.checkpoint import read_config, read_json
+from chiasm.checkpoint import read_config
 from chiasm.errors import InvalidRequest
+from chiasm.json_file import read_json
 from chiasm.plan import Modality, Span
 from gateway.chat_template import ChatTemplate
 from gateway.dialects import Dialect

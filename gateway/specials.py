@@ -25,16 +25,20 @@ class SpecialTokens:
     Args:
         names: Their contents, two characters or more each (shorter ones cannot be guarded and stay
             ordinary text).
+        plain: Tokens that text may name. Templates look for such (``</think>``), so they are left
+            whole where a special token begins alike (``</img>``).
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], plain: Sequence[str] = ()) -> None:
         kept = sorted({name for name in names if len(name) > 1}, key=lambda n: (-len(n), n))
         self._sealed = {name: f"{_SEAL}{index}{_SEAL}" for index, name in enumerate(kept)}
         self._name = re.compile("|".join(map(re.escape, kept))) if kept else None
         heads = sorted({name[:2] for name in kept})
         # Zero-width: between the two first characters of a name, also where heads overlap.
         cuts = [f"(?<={re.escape(h[0])})(?={re.escape(h[1])})" for h in heads]
-        self._inside = re.compile("|".join(cuts)) if cuts else None
+        whole = "|".join(re.escape(name) for name in sorted(plain, key=len, reverse=True) if name)
+        kept_whole = [f"(?:{whole})"] if whole else []
+        self._inside = re.compile("|".join([*kept_whole, *cuts])) if cuts else None
         self._first = tuple({name[0] for name in kept})
         self._tails = tuple({name[k:] for name in kept for k in range(1, len(name))})
         self._longest = max(map(len, kept), default=0)
@@ -48,7 +52,7 @@ class SpecialTokens:
         text = text.translate(_RESERVED)
         if self._inside is None or not text:
             return text
-        text = self._inside.sub(_BREAK, text)
+        text = self._inside.sub(lambda match: match.group() or _BREAK, text)
         body = text.strip()
         if not body:
             return text

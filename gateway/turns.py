@@ -99,8 +99,8 @@ def _content(
 
 def _call(call: ToolCall, specials: SpecialTokens) -> dict[str, Any]:
     arguments: Any = call.arguments
-    try:
-        parsed = orjson.loads(call.arguments)
+    try:  # nothing at all is how some clients write a call without arguments
+        parsed = orjson.loads(call.arguments if call.arguments.strip() else "{}")
     except orjson.JSONDecodeError:
         pass  # what a model once wrote may not be JSON; it is shown as it was
     else:

@@ -7,6 +7,7 @@ public name in it is plain text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,27 +16,26 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from chiasm.tokenizer_file import read_tokenizer
 from gateway.specials import SpecialTokens
 
 
 class Vocabulary:
-    """Encodes and decodes with the `tokenizer.json` of a checkpoint directory.
+    """Encodes and decodes with the tokenizer of a checkpoint directory.
 
     Raises:
-        ValueError: The directory has no readable tokenizer.json.
+        ValueError: The directory has none that can be read.
     """
 
     def __init__(self, model_dir: Path) -> None:
-        path = model_dir / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"{model_dir} has no tokenizer.json")
-        spec = orjson.loads(path.read_bytes())
+        spec = read_tokenizer(model_dir)
         added = spec.get("added_tokens") or []
         special = [token["content"] for token in added if token["special"]]
-        self._plain = Tokenizer.from_file(str(path))
+        self._plain = Tokenizer.from_str(orjson.dumps(spec).decode())
         self._plain.no_truncation()
         self._plain.no_padding()
-        self.specials = SpecialTokens(special)
+        plain = [token["content"] for token in added if not token["special"]]
+        self.specials = SpecialTokens(special, plain)
         self._special_ids = frozenset(map(self._id, special))
         self._added = {token["content"]: self._id(token["content"]) for token in added}
         self._sealed = _sealed_copy(spec, self.specials)
@@ -64,8 +64,13 @@ class Vocabulary:
     @cached_property
     def is_byte_level(self) -> bool:
         """Whether every token is a run of bytes, so that ids can be decoded one by one."""
+        return self._decoders == ["ByteLevel"]
+
+    @cached_property
+    def _decoders(self) -> list[str]:
+        """What becomes of tokens when they are decoded, step by step."""
         decoder = orjson.loads(self._plain.to_str()).get("decoder") or {}
-        return bool(decoder.get("type") == "ByteLevel")
+        return [step.get("type", "") for step in decoder.get("decoders") or [decoder]]
 
     def added_id(self, name: str) -> int | None:
         """The id of an added token, special or not; None when there is none of this name."""
@@ -105,12 +110,18 @@ class Vocabulary:
         token = self._plain.id_to_token(token_id)
         if token is None:
             return b""
+        if "ByteFallback" in self._decoders:  # SentencePiece: bytes have names, spaces a sign
+            byte = _BYTE_NAME.fullmatch(token)
+            return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
         if not self.is_byte_level:
             return self.decode([token_id], skip_special=False).encode()
         try:
             return bytes(_BYTE_OF[char] for char in token)
         except KeyError:  # an added token outside the byte alphabet is itself
             return token.encode()
+
+
+_BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_alphabet(printable: Iterable[int]) -> dict[str, int]:

@@ -24,9 +24,11 @@ from rich.text import Text
 
 from chiasm.checkpoint import resolve_model, weight_files
 from chiasm.cli.model_facts import Traffic, describe
+from chiasm.tokenizer_file import tokenizer_files
 from chiasm.transport.ucx import apply_ucx_settings, chosen, has_tcp, rdma_devices
 
 GIB = 1 << 30
+_PIXELS = "preprocessor_config.json"
 
 _PROBE_TORCH = """
 import json, torch
@@ -153,9 +155,12 @@ def _checkpoint(model: str, traffic: Traffic) -> Iterator[Finding]:
         yield Finding("model", str(error), False, needed=True)
         return
     yield Finding("model", f"{config.get('model_type', 'unknown')} in {directory}", True)
-    for name in ("tokenizer.json", "preprocessor_config.json"):
-        there = (directory / name).is_file()
-        yield Finding(name, "there" if there else "missing", there, needed=True)
+    tokenizer = tokenizer_files(directory)
+    names = ", ".join(path.name for path in tokenizer)
+    yield Finding("tokenizer", names or "missing", bool(tokenizer), needed=True)
+    there = (directory / _PIXELS).is_file()
+    needed = "llm_config" not in config  # InternVL's authors have it all in config.json
+    yield Finding(_PIXELS, "there" if there else "missing", there or not needed, needed=needed)
     weights = _weights(directory)
     yield weights
     if weights.good:

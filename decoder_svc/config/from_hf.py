@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chiasm.checkpoint import read_config, read_json
+from chiasm.checkpoint import read_config
+from chiasm.json_file import read_json
 
 # "dynamic" changes angles of sequences beyond max_position_embeddings only, which are refused.
 _ROPE_TYPES = ("default", "mrope", "dynamic")

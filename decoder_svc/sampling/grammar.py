@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chiasm.tokenizer_file import read_tokenizer, tokenizer_files
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
@@ -38,17 +40,15 @@ class GrammarCompiler:
     """Turns grammars into matchers; safe to use from several threads.
 
     Args:
-        tokenizer_file: The checkpoint's tokenizer.json.
+        model_dir: The checkpoint, for its tokenizer.
         vocab_size: Ids that logits cover.
         eos_token_ids: Ids that end an answer; a grammar allows them where it may end.
     """
 
-    def __init__(
-        self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
-    ) -> None:
+    def __init__(self, model_dir: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._file = tokenizer_file
+        self._model_dir = model_dir
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -57,7 +57,7 @@ class GrammarCompiler:
     def of(cls, model_dir: Path, text: TextConfig) -> GrammarCompiler:
         """The one of a checkpoint directory."""
         return cls(
-            model_dir / "tokenizer.json",
+            model_dir,
             vocab_size=text.vocab_size,
             eos_token_ids=text.eos_token_ids,
         )
@@ -65,7 +65,7 @@ class GrammarCompiler:
     @property
     def available(self) -> bool:
         """Whether there is a tokenizer to compile grammars over, and the library."""
-        return self._file.is_file() and importlib.util.find_spec("llguidance") is not None
+        return bool(tokenizer_files(self._model_dir) and importlib.util.find_spec("llguidance"))
 
     def load(self) -> LLTokenizer:
         """Reads the tokenizer, once. Raises ValueError when there is none that can be read."""
@@ -96,9 +96,7 @@ class GrammarCompiler:
     def _read(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        if not self._file.is_file():
-            raise ValueError("the checkpoint has no tokenizer.json to compile grammars over")
-        spec = seal(json.loads(self._file.read_bytes()))
+        spec = seal(read_tokenizer(self._model_dir))
         return LLTokenizer(
             json.dumps(spec), n_vocab=self.vocab_size, eos_token=list(self.eos_token_ids)
         )
@@ -142,6 +140,8 @@ def seal(spec: dict[str, Any]) -> dict[str, Any]:
         token["content"] = f"\ufdd1{token['id']}\ufdd1"
         if isinstance(vocab, dict) and name in vocab:
             vocab[token["content"]] = vocab.pop(name)
+        if spec["model"].get("unk_token") == name:
+            spec["model"]["unk_token"] = token["content"]
     return spec
 
 

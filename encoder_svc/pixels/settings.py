@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from chiasm.checkpoint import read_json
+from chiasm.json_file import read_json
 from encoder_svc.geometry import Geometry
 
 # Published constants of OpenAI's CLIP, the family's default.

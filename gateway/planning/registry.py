@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from chiasm.checkpoint import read_json
+from chiasm.json_file import read_json
 from gateway.planning.base import Planner
 
 _PLANNERS = {

@@ -289,7 +289,7 @@ async def test_many_at_once_are_tried_or_refused_and_the_loop_turns(check: Gramm
 
 
 async def test_without_a_tokenizer_grammars_are_refused(tmp_path: Any) -> None:
-    bare = GrammarCompiler(tmp_path / "tokenizer.json", vocab_size=400, eos_token_ids=(1,))
+    bare = GrammarCompiler(tmp_path, vocab_size=400, eos_token_ids=(1,))
     check = GrammarCheck(bare)
     with pytest.raises(InvalidRequest):
         await check.check(schema_of(SCHEMA))

@@ -189,9 +189,7 @@ def test_the_template_decides_what_is_spoken() -> None:
 # --- grammars -----------------------------------------------------------------------------------
 
 COMPILER = GrammarCompiler.of(checkpoint_dir(), read_text_config(checkpoint_dir()))
-WIDE = GrammarCompiler(
-    checkpoint_dir() / "tokenizer.json", vocab_size=400, eos_token_ids=COMPILER.eos_token_ids
-)
+WIDE = GrammarCompiler(checkpoint_dir(), vocab_size=400, eos_token_ids=COMPILER.eos_token_ids)
 
 
 def job(box: Toolbox | None = None, guide: Guide | None = None) -> ChatJob:

@@ -108,6 +108,29 @@ def test_templates_that_glue_strings_together_make_no_special_token(
     assert "\ufdd1" not in specials.seal(rendered)
 
 
+TAGS = ("<think>", "</think>", "<tool_response>", "</tool_response>")
+LIKE_TAGS = ("</img>", "<tool>", "</tool>", "<th>", *SPECIALS)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_tags_that_templates_look_for_stay_whole(tag: str) -> None:
+    guarded = SpecialTokens(LIKE_TAGS, TAGS).guard(f"a {tag}b{tag}")
+    assert guarded.split(tag) == ["a ", "b", ""]
+
+
+NAMES = (*TAGS, *LIKE_TAGS)
+PIECES = [*NAMES, *(name[:k] for name in NAMES for k in (1, 2, 4)), *(name[1:] for name in NAMES)]
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6), st.sampled_from(TAGS))
+@settings(max_examples=300, deadline=None)
+def test_taking_tags_apart_makes_no_special_token(fragments: list[str], tag: str) -> None:
+    specials = SpecialTokens(LIKE_TAGS, TAGS)
+    pieces = specials.guard("".join(fragments)).split(tag)
+    rendered = tag.join(piece.strip() for piece in pieces)
+    assert "\ufdd1" not in specials.seal(rendered)
+
+
 @pytest.mark.parametrize(
     "name", ["<|image_pad|>", "<|vision_start|>", "<|im_end|>", "<|im_start|>"]
 )
