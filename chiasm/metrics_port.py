@@ -43,15 +43,15 @@ class _Server(ThreadingWSGIServer):
 
     def __init__(self, host: str, port: int, tls: PeerTls | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._tls = tls
+        self._context = tls.context() if tls else None
         super().__init__((host, port), _Quiet)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(_PATIENCE_S)
-        if self._tls is None:
+        if self._context is None:
             super().finish_request(request, client_address)
             return
-        with self._tls.context().wrap_socket(request, server_side=True) as secured:
+        with self._context.wrap_socket(request, server_side=True) as secured:
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

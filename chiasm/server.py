@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from chiasm.config import ServerConfig
 from chiasm.errors import Unavailable
 from chiasm.interceptors import ErrorInterceptor
+from chiasm.probe import LIVE
 from chiasm.tls import PeerTls
 from chiasm.v1 import common_pb2
 
@@ -42,9 +43,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-LIVE = "live"
-
-
 class Server:
     """Owns one grpc.aio server.
 
@@ -53,9 +51,8 @@ class Server:
         port: Port to bind; 0 takes a free one.
         drain_s: Seconds that open rpcs get after `stop`.
         interceptors: Further ones, inside the one that turns errors into statuses.
-        tls: Only peers get through; None: everybody does.
-        health_port: Port of health alone, in plain text: kubelet's probes show no certificate.
-            Negative: none, 0: a free one.
+        tls: Only peers get through; None: everybody does, in plain text.
+        strangers: With `tls`, who shows no certificate gets through as well.
         shared: Other processes listen on the same port.
     """
 
@@ -67,7 +64,7 @@ class Server:
         drain_s: float = 30.0,
         interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
         tls: PeerTls | None = None,
-        health_port: int = -1,
+        strangers: bool = False,
         shared: bool = False,
     ) -> None:
         options = {**dict(SERVER_OPTIONS), "grpc.so_reuseport": int(shared)}
@@ -79,12 +76,8 @@ class Server:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names: tuple[str, ...] = ()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        self.port = _listen(self.grpc, host, port, tls)
-        self._probed: grpc.aio.Server | None = None
-        if health_port >= 0:
-            self._probed = grpc.aio.server(options=SERVER_OPTIONS)
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
-            self.health_port = _listen(self._probed, host, health_port, None)
+        credentials = tls.server_credentials(strangers=strangers) if tls else None
+        self.port = _listen(self.grpc, host, port, credentials)
 
     @property
     def address(self) -> str:
@@ -100,8 +93,6 @@ class Server:
         await self.ready(False)
         await self.live(True)
         await self.grpc.start()
-        if self._probed is not None:
-            await self._probed.start()
 
     async def ready(self, ready: bool) -> None:
         """Sets health for every service and for the server as a whole."""
@@ -118,17 +109,17 @@ class Server:
         """Not ready, then drain, then cancel what is left."""
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._drain_s)
-        if self._probed is not None:
-            await self._probed.stop(0)
 
 
-def _listen(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) -> int:
+def _listen(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+) -> int:
     """The port bound. Raises Unavailable."""
     address = f"{host}:{port}"
     try:
-        if tls is None:
+        if credentials is None:
             return server.add_insecure_port(address)
-        return server.add_secure_port(address, tls.server_credentials())
+        return server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise Unavailable(f"cannot listen on {address}: is the port in use?") from error
 

@@ -1,4 +1,4 @@
-"""Mutual TLS between services: the certificate a process shows, and the CA it knows peers by.
+"""Mutual TLS: the certificate a process shows, and the CA it knows peers and clients by.
 
 Files are looked at again for each handshake: what replaces them counts for the next connection,
 without a restart. A pair that does not fit, as while it is being written, leaves the one before.
@@ -34,16 +34,15 @@ class PeerTls:
     """Owns what was read last. Used by any thread.
 
     Args:
-        config: Names of all three files.
+        config: Names of the files. Without a CA nobody is known: only strangers can be let in.
 
     Raises:
         ValueError: A file cannot be read, or key and certificate do not belong together.
     """
 
     def __init__(self, config: TlsConfig) -> None:
-        self._files = tuple(
-            Path(file) for file in (config.tls_cert_file, config.tls_key_file, config.tls_ca_file)
-        )
+        names = (config.tls_cert_file, config.tls_key_file, config.tls_ca_file)
+        self._files = tuple(Path(name) for name in names if name)
         self.peer_name = config.tls_peer_name
         self._lock = threading.Lock()
         self._refused: tuple[tuple[int, int, int], ...] = ()
@@ -56,12 +55,16 @@ class PeerTls:
         """Grows when the files have changed."""
         return self._fresh()[1]
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """For a port that only peers get through; always of the newest files."""
+    def server_credentials(self, *, strangers: bool = False) -> grpc.ServerCredentials:
+        """For a port that only peers, or also strangers, get through; of the newest files."""
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            pair, _ = self._fresh()
+            keys = [(pair.key, pair.certificate)]
+            return grpc.ssl_server_certificate_configuration(keys, None if strangers else pair.ca)
+
         return grpc.dynamic_ssl_server_credentials(
-            self._server_configuration(),
-            self._server_configuration,
-            require_client_authentication=True,
+            configuration(), configuration, require_client_authentication=not strangers
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
@@ -69,18 +72,35 @@ class PeerTls:
         pair, _ = self._fresh()
         return grpc.ssl_channel_credentials(pair.ca, pair.key, pair.certificate)
 
-    def context(self) -> ssl.SSLContext:
-        """For one connection to a port of ours that is not gRPC's."""
-        self._fresh()
-        certificate, key, ca = self._files
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(ca))
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(certificate, key)
+    def context(self, *, strangers: bool = False) -> ssl.SSLContext:
+        """For a port of ours that is not gRPC's; each handshake is of the newest files.
+
+        What one handshake has shown does not count for the next: no session is resumed.
+        """
+        context = self._context(strangers)
+        latest = self.version, context
+
+        def renew(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            nonlocal latest
+            if (version := self.version) != latest[0]:
+                latest = version, self._context(strangers)
+            connection.context = latest[1]
+
+        context.sni_callback = renew
         return context
 
-    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        pair, _ = self._fresh()
-        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], pair.ca)
+    def _context(self, strangers: bool) -> ssl.SSLContext:
+        self._fresh()
+        certificate, key, *ca = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        context.load_cert_chain(certificate, key)
+        if not strangers:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(ca[0])
+        return context
 
     def _fresh(self) -> tuple[_Pair, int]:
         with self._lock:
@@ -106,16 +126,18 @@ class PeerTls:
         """Raises ValueError, also when the files change meanwhile."""
         try:
             seen = self._look()
-            context = ssl.create_default_context(cafile=str(self._files[2]))
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._files[0], self._files[1])
-            certificate, key, ca = (file.read_bytes() for file in self._files)
+            certificate, key, *ca = (file.read_bytes() for file in self._files)
+            for file in self._files[2:]:
+                context.load_verify_locations(file)
             if self._look() != seen:
                 raise ValueError("the files are being replaced")
         except OSError as error:  # ssl's errors are among them
             names = ", ".join(str(file) for file in self._files)
             reason = error.strerror or str(error)
             raise ValueError(f"{names} are no certificate, its key and a CA: {reason}") from None
-        return _Pair(certificate, key, ca, seen)
+        return _Pair(certificate, key, b"".join(ca), seen)
 
 
 def peer_tls(config: TlsConfig) -> PeerTls | None:

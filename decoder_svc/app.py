@@ -82,7 +82,6 @@ async def _serve(config: DecoderConfig, load: Load) -> None:
         config.server.port,
         drain_s=_LAST_STREAMS_S,
         tls=tls,
-        health_port=config.server.health_port,
     )
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)

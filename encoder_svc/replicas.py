@@ -52,7 +52,6 @@ async def _serve(config: EncoderConfig) -> None:
         config.server.port,
         drain_s=_LAST_STREAMS_S,
         tls=tls,
-        health_port=config.server.health_port,
     )
     epoch = time.time_ns()
     roster = Roster(
@@ -168,7 +167,6 @@ def worker_spec(config: EncoderConfig, index: int) -> Spec:
         server=replace(
             config.server,
             port=0,
-            health_port=-1,  # the replica's own tells of all
             metrics_port=metrics_port + index if metrics_port > 0 else metrics_port,
         ),
     )

@@ -84,7 +84,6 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
         config.server.port,
         drain_s=_LAST_STREAMS_S,
         tls=tls,
-        health_port=config.server.health_port,
     )
     parts = await asyncio.to_thread(load, config)
     engine = EncoderEngine(parts.runner, parts.processor, _limits(config))

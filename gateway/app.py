@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -37,6 +38,7 @@ from gateway.api.protocol import BoundedProtocol
 from gateway.api.rest import build_app
 from gateway.api.servicer import GatewayServicer, KeyInterceptor
 from gateway.discovery import Fleet, discovery_for
+from gateway.door import Door, door_of
 from gateway.media import Intake
 from gateway.pipeline import Pipeline
 from gateway.planning import planner_for
@@ -79,7 +81,7 @@ async def serve(config: GatewayConfig) -> None:
 class Gateway:
     """The two listening faces of one gateway."""
 
-    def __init__(self, face: Face, config: GatewayConfig) -> None:
+    def __init__(self, face: Face, config: GatewayConfig, door: Door) -> None:
         server = config.server
         self.gate = Gate()
         self._host = server.host
@@ -91,13 +93,14 @@ class Gateway:
             config.grpc_port,
             drain_s=_CUT_OFF_S,
             interceptors=(KeyInterceptor(face),),
-            health_port=server.health_port,
+            tls=door.tls,
+            strangers=door.strangers,
             shared=self._shared,
         )
         gateway_pb2_grpc.add_GatewayServicer_to_server(
             GatewayServicer(face, self.gate), self._grpc.grpc
         )
-        self._rest = _Uvicorn(_uvicorn_config(build_app(face, self.gate)))
+        self._rest = _Uvicorn(_uvicorn_config(build_app(face, self.gate), door.context()))
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -172,7 +175,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[Gateway]:
         bodies=ByteBudget(config.media.max_bytes_in_flight),
         metrics_page=page_of(metrics, config.parent_metrics),
     )
-    gateway = Gateway(face, config)
+    gateway = Gateway(face, config, door_of(config, tls))
     loop = asyncio.get_running_loop()
     metrics.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
     gateway.metrics_port = _serve_metrics(metrics, config, tls)
@@ -201,8 +204,8 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: object) -> uvicorn.Config:
-    return uvicorn.Config(
+def _uvicorn_config(app: object, context: ssl.SSLContext | None) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=BoundedProtocol,
         lifespan="off",
@@ -214,6 +217,9 @@ def _uvicorn_config(app: object) -> uvicorn.Config:
         timeout_keep_alive=_SILENCE_S,
         timeout_graceful_shutdown=int(_CUT_OFF_S),
     )
+    config.load()
+    config.ssl = context  # ours reads its files again; uvicorn's own would not
+    return config
 
 
 def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -23,6 +23,7 @@ from chiasm.config.load import to_flags
 from chiasm.errors import Unavailable
 from chiasm.process import DidNotStart, Spec, Supervisor
 from chiasm.server import until_signal
+from chiasm.tls import peer_tls
 from gateway.totals import Totals
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ async def serve_workers(config: GatewayConfig) -> None:
         ValueError: Settings that several workers cannot have.
         Unavailable: A port is in use, or a worker does not start.
     """
-    if config.server.health_port >= 0:
-        raise ValueError("--health-port is of one process; with --workers ask the gRPC port")
     with contextlib.ExitStack() as held:
         rest, grpc = (
             _reserve(held, config.server.host, port)
@@ -134,19 +133,21 @@ class _Metrics:
 
 @contextlib.asynccontextmanager
 async def _metrics(config: GatewayConfig) -> AsyncIterator[_Metrics]:
-    """Serves the sums on the port that is asked for, else on loopback alone."""
+    """Serves the sums on loopback to the workers, and to peers on the port that is asked for."""
+    tls = peer_tls(config.server.tls)
     metrics = _Metrics()
     app = web.Application()
     app.router.add_get("/metrics", metrics.page)
     runner = web.AppRunner(app)
     await runner.setup()
     looking = asyncio.create_task(metrics.look_on())
-    wanted = config.server.metrics_port
-    host = config.server.host if wanted >= 0 else LOOPBACK
+    host, port = config.server.host, config.server.metrics_port
     try:
-        await web.TCPSite(runner, host, max(0, wanted)).start()
-        port = runner.addresses[0][1]
-        metrics.address = f"{LOOPBACK if host in ('0.0.0.0', '::') else host}:{port}"
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        metrics.address = f"{LOOPBACK}:{runner.addresses[0][1]}"
+        if port >= 0:
+            context = tls.context() if tls else None
+            await web.TCPSite(runner, host, port, ssl_context=context).start()
         yield metrics
     finally:
         looking.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,31 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     timings: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How a gateway is met whose door has TLS."""
+
+    ca_file: str = ""
+    """PEM file of the CA that signed its certificate; empty = the CAs known to everybody."""
+    cert_file: str = ""
+    """PEM file of a certificate to show, where the gateway asks for one."""
+    key_file: str = ""
+    """PEM file of its private key."""
+    server_name: str = ""
+    """DNS name that its certificate holds; empty = the host of the URL."""
+
+    def context(self) -> ssl.SSLContext:
+        """Raises CommandFailed for files that cannot be read."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.cert_file or self.key_file:
+                context.load_cert_chain(self.cert_file, self.key_file or None)
+        except OSError as error:
+            names = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
+            raise CommandFailed(f"{names}: {error.strerror or error}") from None
+        return context
 
 
 def media_part(source: str | Path) -> dict[str, Any]:
@@ -66,6 +92,7 @@ class Client:
         url: Root of the REST face.
         api_key: Sent as a bearer token; empty = none.
         timeout_s: Longest silence of the gateway.
+        tls: How a URL of https is met.
         transport: Replaces the network, in tests.
     """
 
@@ -75,13 +102,18 @@ class Client:
         *,
         api_key: str = "",
         timeout_s: float = 600.0,
+        tls: Tls | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._url = url.rstrip("/")
+        secured = tls if tls and self._url.startswith("https:") else None
+        name = secured.server_name if secured else ""
+        self._extensions = {"sni_hostname": name} if name else {}
         self._http = httpx.AsyncClient(
             base_url=self._url,
             headers=headers,
+            verify=secured.context() if secured else True,
             timeout=httpx.Timeout(timeout_s, connect=5.0),
             limits=httpx.Limits(max_connections=None),
             transport=transport,
@@ -139,12 +171,15 @@ class Client:
         )
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
+        request.extensions |= self._extensions
         try:
             response = await self._http.send(request, stream=True)
             if response.is_success:
                 return response
             await response.aread()
-        except httpx.ConnectError:
+        except httpx.ConnectError as error:
+            if isinstance(error.__cause__ and error.__cause__.__cause__, ssl.SSLError):
+                raise CommandFailed(f"{self._url}: {_reason(error)}") from None
             raise CommandFailed(
                 f"nothing answers at {self._url}; start it with `chiasm up`"
             ) from None

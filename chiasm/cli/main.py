@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter
 from chiasm import __version__
 from chiasm.cli.bench import Load, run_bench
 from chiasm.cli.check import run_check
-from chiasm.cli.client import DEFAULT_URL, Client, user_message
+from chiasm.cli.client import DEFAULT_URL, Client, Tls, user_message
 from chiasm.cli.demo import run_demo
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.machine import Layout
@@ -113,6 +113,7 @@ def ask(
     url: str = DEFAULT_URL,
     max_tokens: int = 256,
     api_key_env: str = "OPENAI_API_KEY",
+    tls: Annotated[Tls | None, Parameter(name="*")] = None,
 ) -> int:
     """Ask a running gateway: chiasm ask IMAGE... "question".
 
@@ -126,13 +127,14 @@ def ask(
         Most tokens of the answer.
     api_key_env
         Variable that holds the API key.
+    tls
+        For a gateway behind https.
     """
     if not words:
         raise ValueError('say what to ask: chiasm ask IMAGE... "question"')
     *sources, question = words
-    return asyncio.run(
-        _ask(Client(url, api_key=os.environ.get(api_key_env, "")), sources, question, max_tokens)
-    )
+    client = Client(url, api_key=os.environ.get(api_key_env, ""), tls=tls)
+    return asyncio.run(_ask(client, sources, question, max_tokens))
 
 
 async def _ask(client: Client, sources: Sequence[str], question: str, max_tokens: int) -> int:

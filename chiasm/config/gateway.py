@@ -71,12 +71,34 @@ class RoutingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Who may knock: TLS of the REST and the gRPC port, on which users come."""
+
+    front_door: str = "auto"
+    """plain, tls (shows a certificate), required (also asks for one) or auto: required where there
+    is a CA, the peers' or its own, tls with a certificate alone, else plain."""
+    front_cert_file: str = ""
+    """PEM file of the certificate shown to users; empty = the one shown to peers."""
+    front_key_file: str = ""
+    """PEM file of its private key."""
+    front_ca_file: str = ""
+    """PEM file of the CA whose certificates get in; empty = the peers'."""
+
+    def __post_init__(self) -> None:
+        if self.front_door not in ("auto", "plain", "tls", "required"):
+            raise ValueError(
+                f"--front-door must be auto, plain, tls or required, got {self.front_door!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """The gateway: OpenAI REST and gRPC in, encoders and decoders out."""
 
     model: str
     """Checkpoint directory, or `demo`; only tokenizer, template and processor files are read."""
     server: ServerConfig = field(default_factory=lambda: ServerConfig(port=8000))
+    front: FrontConfig = field(default_factory=FrontConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)

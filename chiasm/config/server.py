@@ -31,8 +31,6 @@ class ServerConfig:
     """Host peers should dial; empty = `host`. Never a virtual IP."""
     metrics_port: int = -1
     """Port of Prometheus metrics, which asks for no key; -1 = off, 0 = a free one."""
-    health_port: int = -1
-    """Port of gRPC health in plain text, for who has no certificate; -1 = off, 0 = a free one."""
     drain_s: float = 30.0
     """Seconds to finish work after SIGTERM before it is cancelled."""
     log_level: str = "info"

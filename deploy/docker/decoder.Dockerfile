@@ -41,7 +41,7 @@ USER 10001
 WORKDIR /tmp
 EXPOSE 50051
 HEALTHCHECK --interval=20s --timeout=10s --start-period=1h --retries=3 \
-    CMD ["python", "-m", "chiasm.probe", "decoder"]
+    CMD ["python", "-I", "-m", "chiasm.probe", "decoder"]
 # Exec form: SIGTERM reaches the service itself, which then drains.
 ENTRYPOINT ["python", "-m", "decoder_svc"]
 CMD ["--model", "demo"]

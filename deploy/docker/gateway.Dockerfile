@@ -21,7 +21,7 @@ USER 10001
 WORKDIR /tmp
 EXPOSE 8000
 HEALTHCHECK --interval=20s --timeout=10s --start-period=2m --retries=3 \
-    CMD ["python", "-m", "chiasm.probe", "gateway"]
+    CMD ["python", "-I", "-m", "chiasm.probe", "gateway"]
 # Exec form: SIGTERM reaches the service itself, which then drains.
 ENTRYPOINT ["python", "-m", "gateway"]
 CMD ["--model", "demo"]

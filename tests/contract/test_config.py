@@ -28,6 +28,7 @@ def sample(setting: Setting) -> tuple[str, Any]:
         "digest": ("full", "full"),
         "load_format": ("dummy", "dummy"),
         "discovery": ("dns", "dns"),
+        "front_door": ("tls", "tls"),
         "transport": ("grpc", "grpc"),
         "slab_memory": ("host", "host"),
         "mem_fraction_static": ("0.5", 0.5),

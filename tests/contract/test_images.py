@@ -71,7 +71,7 @@ def test_what_make_images_asks_for_exists(gpu: str) -> None:
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
 def test_health_is_asked_of_the_right_role(path: Path) -> None:
     role = path.name.removesuffix(".Dockerfile")
-    assert f'CMD ["python", "-m", "chiasm.probe", "{role}"]' in path.read_text()
+    assert f'CMD ["python", "-I", "-m", "chiasm.probe", "{role}"]' in path.read_text()
 
 
 def test_the_gateways_image_gets_no_torch() -> None:

@@ -25,7 +25,8 @@ SCHEMA = CHART / "values.schema.json"
 OWN = frozenset(
     {"model", "host", "port", "advertise_host", "metrics_port", "transport", "dp_size", "tp_size"}
     | {"pp_size", "rank_token_file", "grpc_port", "discovery", "encoder_urls", "decoder_urls"}
-    | {"api_key_file", "health_port"}
+    | {"api_key_file", "front_door"}
+    | {f"front_{name}_file" for name in ("cert", "key", "ca")}
     | {f"tls_{name}" for name in ("cert_file", "key_file", "ca_file", "peer_name")}
 )
 _TYPES: dict[Any, dict[str, Any]] = {

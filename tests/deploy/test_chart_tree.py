@@ -97,7 +97,7 @@ EVERYTHING: Object = {
     "monitoring": {name: {"enabled": True} for name in ("podMonitor", "rules", "dashboard")},
     "helmTest": {"apiKey": {"secret": "test-key"}},
     "apiKeys": {"existingSecret": "keys"},
-    "tls": {"enabled": True},
+    "tls": {"enabled": True, "frontDoor": "required", "frontSecret": "users"},
     "defaults": {"autoscaling": {"prometheus": "http://prometheus:9090"}},
     "decoder": {
         "parallelism": {"pipeline": 2, "nodes": 2},
@@ -142,6 +142,7 @@ CHANGES: dict[str, Any] = {
     "defaults.topologySpreadConstraints": [],
     "apiKeys.digests": ["0" * 64],
     "transport": "nixl",
+    "tls.frontDoor": "tls",
     "tls.issuerRef": {"name": "ours", "kind": "ClusterIssuer"},
     "tls.duration": "9000h",
     "tls.renewBefore": "700h",
@@ -153,6 +154,11 @@ TOGETHER: dict[str, Object] = {
     "model.image": {"model": {"source": "image", "image": {"reference": "r"}}},
     "autoscaling": {"defaults": {"autoscaling": {"engine": "keda"}}},
     "digests": {"apiKeys": {"existingSecret": ""}},
+    "tls.enabled": {
+        "tls": {"frontDoor": "", "frontSecret": ""},
+        "ingress": {"enabled": False},
+        "httpRoute": {"enabled": False},
+    },
     "rdma.count": {"defaults": {"rdma": {"resource": "rdma/hca"}}},
     "gpuResource": {role: {"config": {"row_dtype": "float16"}} for role in ("encoder", "decoder")},
 }

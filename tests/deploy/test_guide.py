@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from chiasm.config import TlsConfig
 from chiasm.demo import checkpoint_dir
+from chiasm.tls import PeerTls
 from tests.deploy.chart import CHART, IMAGE, ROOT, Object, objects, render
+from tests.integration.certificates import Authority
 
+FILES = ("tls_cert_file", "tls_key_file", "tls_ca_file")
 GUIDE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", GUIDE, re.M | re.S)
 
@@ -70,9 +76,17 @@ class Gateway(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway() -> Iterator[tuple[int, list[Object]]]:
+    with serving() as served:
+        yield served
+
+
+@contextmanager
+def serving(door: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[Object]]]:
     questions: list[Object] = []
     handler = type("Handler", (Gateway,), {"questions": questions})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if door is not None:
+        server.socket = door.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -87,10 +101,20 @@ def test_helm_test_asks_about_a_picture(gateway: tuple[int, list[Object]], tmp_p
     """The pod's own script, as it is, with only the address changed."""
     port, questions = gateway
     pod = yaml.safe_load(render(IMAGE)["tests/answer.yaml"])
+    assert "http://chiasm-gateway:8000" in pod["spec"]["containers"][0]["args"][0]
+    run_test_pod(pod, tmp_path, {"chiasm-gateway:8000": f"127.0.0.1:{port}"})
+    picture, question = questions[0]["messages"][0]["content"]
+    assert question["text"] == "What is in the picture?"
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+    assert (checkpoint_dir().parent / "pictures" / "red_circle.png").is_file()
+
+
+def run_test_pod(pod: Object, tmp_path: Path, changes: dict[str, str]) -> None:
     (container,) = pod["spec"]["containers"]
     (script,) = container["args"]
-    assert "http://chiasm-gateway:8000" in script
-    script = script.replace("chiasm-gateway:8000", f"127.0.0.1:{port}")
+    for here, there in changes.items():
+        assert here in script
+        script = script.replace(here, there)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [*container["command"], script],
@@ -102,10 +126,32 @@ def test_helm_test_asks_about_a_picture(gateway: tuple[int, list[Object]], tmp_p
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "The picture shows a red circle.\n"), done.stderr
-    picture, question = questions[0]["messages"][0]["content"]
-    assert question["text"] == "What is in the picture?"
-    assert picture["image_url"]["url"].startswith("data:image/png;base64,")
-    assert (checkpoint_dir().parent / "pictures" / "red_circle.png").is_file()
+
+
+DOORS: tuple[tuple[Object, str], ...] = (
+    ({"enabled": True}, "chiasm"),
+    ({"enabled": True, "frontDoor": "tls"}, "chiasm"),
+    ({"enabled": True, "frontSecret": "users"}, "127.0.0.1"),
+)
+
+
+@pytest.mark.parametrize(("tls", "name"), DOORS)
+def test_helm_test_gets_through_a_door_with_tls(tls: Object, name: str, tmp_path: Path) -> None:
+    """It shows what it has mounted, and looks for the name that the certificate holds."""
+    pod = yaml.safe_load(render(IMAGE | {"tls": tls})["tests/answer.yaml"])
+    (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == tls.get("frontSecret", "chiasm-tls")
+    identity = Authority(tmp_path / "ca").issue("own", dns=name)
+    files = identity.certificate, identity.key, identity.ca
+    for file, key in zip(files, ("tls.crt", "tls.key", "ca.crt"), strict=True):
+        (tmp_path / key).write_bytes(file.read_bytes())
+    config = TlsConfig(**dict(zip(FILES, map(str, files), strict=True)))
+    door = PeerTls(config).context(strangers="frontDoor" in tls)
+    with serving(door) as (port, questions):
+        changes = {"chiasm-gateway:8000": f"127.0.0.1:{port}", mount["mountPath"]: str(tmp_path)}
+        run_test_pod(pod, tmp_path, changes)
+    assert len(questions) == 1
 
 
 def test_helm_test_brings_a_key_where_one_is_asked_for() -> None:

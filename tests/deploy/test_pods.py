@@ -169,7 +169,8 @@ def value_at(mapping: Object, path: tuple[str, ...]) -> Any:
 
 
 def test_what_the_chart_knows_better_is_said_or_left_to_the_service() -> None:
-    values = IMAGE | {"apiKeys": {"existingSecret": "keys"}, "tls": {"enabled": True}}
+    tls = {"enabled": True, "frontSecret": "users"}
+    values = IMAGE | {"apiKeys": {"existingSecret": "keys"}, "tls": tls}
     values |= {"decoder": OVER_TWO_NODES}
     for role, pod in pods(objects(values)).items():
         (container,) = pod["containers"]
@@ -216,17 +217,38 @@ def test_nothing_is_killed_before_its_time(path: Path) -> None:
         assert patience["startup"] >= 3600
         assert patience["readiness"] <= 30
         assert patience["liveness"] >= 120
+        wanted = {"startup": "", "readiness": "", "liveness": LIVE}
         if role == "gateway":
-            asked = {kind: probe["httpGet"]["path"] for kind, probe in probes.items()}
-            assert asked == {"startup": "/health", "readiness": "/ready", "liveness": "/health"}
-        else:
-            asked = {kind: probe["grpc"].get("service", "") for kind, probe in probes.items()}
-            assert asked == {"startup": "", "readiness": "", "liveness": LIVE}
-            # Kubelet has no certificate: with TLS it asks where there is nothing but health.
-            port = (
-                config.server.health_port if config.server.tls.tls_cert_file else config.server.port
-            )
-            assert {probe["grpc"]["port"] for probe in probes.values()} == {port}
+            wanted = {"startup": "health", "readiness": "ready", "liveness": "health"}
+        assert {kind: asked(probe, pod, config) for kind, probe in probes.items()} == wanted
+
+
+def asked(probe: Object, pod: Object, config: Any) -> str:
+    """What a probe asks for, at the service's own port; kubelet has no certificate to show."""
+    gateway = hasattr(config, "front")
+    tls = config.server.tls
+    door = config.front.front_door if gateway else "required"
+    if tls.tls_cert_file and door == "required":
+        (*command, url, cert, key) = probe["exec"]["command"]
+        assert command == ["python", "-I", "-m", "chiasm.probe"]
+        own = (tls.tls_cert_file, tls.tls_key_file)
+        if gateway and config.front.front_cert_file:
+            own = (config.front.front_cert_file, config.front.front_key_file)
+        assert (cert, key) == own
+        assert {Path(cert).parent, Path(key).parent} <= {
+            Path(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"]
+        }
+        scheme = "https" if gateway else "grpcs"
+        root = f"{scheme}://127.0.0.1:{config.server.port}/"
+        assert url.startswith(root)
+        return str(url.removeprefix(root))
+    if gateway:
+        get = probe["httpGet"]
+        assert get.get("scheme", "HTTP") == ("HTTPS" if door == "tls" else "HTTP")
+        assert get["port"] == "http"
+        return str(get["path"].removeprefix("/"))
+    assert probe["grpc"]["port"] == config.server.port
+    return str(probe["grpc"].get("service", ""))
 
 
 def test_a_roll_out_needs_no_spare_gpu_and_waits_for_slow_loading() -> None:
@@ -314,44 +336,6 @@ def test_secrets_are_never_written_out() -> None:
     config = config_of("gateway", gateway)
     (volume,) = [v for v in gateway["volumes"] if v["name"] == "api-keys"]
     assert config.api_key_file == f"/etc/chiasm/api-keys/{volume['secret']['items'][0]['path']}"
-
-
-TLS_KINDS = {"enabled": True}, {"enabled": True, "existingSecret": "given", "peerName": "a.b"}
-
-
-@pytest.mark.parametrize("tls", TLS_KINDS)
-def test_all_roles_show_one_certificate_and_expect_its_name(tls: Object) -> None:
-    found = objects(IMAGE | {"tls": tls})
-    made = {
-        item["metadata"]["name"]: item["spec"] for item in found if item["kind"] == "Certificate"
-    }
-    for role, pod in pods(found).items():
-        (volume,) = [v for v in pod["volumes"] if v["name"] == "tls"]
-        (container,) = pod["containers"]
-        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "tls"]
-        assert "subPath" not in mount, "a new certificate would not show"
-        ours = config_of(role, pod).server.tls
-        files = [ours.tls_cert_file, ours.tls_key_file, ours.tls_ca_file]
-        assert files == [f"{mount['mountPath']}/{i['path']}" for i in volume["secret"]["items"]]
-        if "existingSecret" in tls:
-            assert volume["secret"]["secretName"] == "given"
-            assert ours.tls_peer_name == "a.b"
-            assert not made
-        else:
-            certificate = made["chiasm-tls"]
-            assert volume["secret"]["secretName"] == certificate["secretName"]
-            assert certificate["dnsNames"] == [ours.tls_peer_name]
-            assert {"server auth", "client auth"} <= set(certificate["usages"])
-
-
-def test_a_ca_of_the_releases_own_signs_its_certificate() -> None:
-    found = objects(IMAGE | {"tls": {"enabled": True}})
-    issuers = {i["metadata"]["name"]: i["spec"] for i in found if i["kind"] == "Issuer"}
-    made = {i["metadata"]["name"]: i["spec"] for i in found if i["kind"] == "Certificate"}
-    signer = issuers[made["chiasm-tls"]["issuerRef"]["name"]]
-    (ca,) = [c for c in made.values() if c["secretName"] == signer["ca"]["secretName"]]
-    assert ca["isCA"]
-    assert issuers[ca["issuerRef"]["name"]] == {"selfSigned": {}}
 
 
 def test_new_keys_replace_the_gateways() -> None:

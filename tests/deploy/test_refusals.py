@@ -65,6 +65,7 @@ def test_unknown_keys_are_named(key: str) -> None:
         ("encoder.gpuResource", "gpu"),
         ("encoder.autoscaling.engine", "vpa"),
         ("gateway.discovery", "static"),
+        ("tls.frontDoor", "open"),
         ("tls.duration", "90d"),
         ("tls.issuerRef.kind", "Vault"),
         ("decoder.rdma.resource", "hca"),
@@ -102,6 +103,18 @@ REFUSALS = {
     "certificates but no TLS": (
         nested("tls.existingSecret", "peers"),
         ("tls.existingSecret is given but TLS is off: set tls.enabled",),
+    ),
+    "a door but no TLS": (
+        nested("tls.frontDoor", "tls"),
+        ("tls.frontDoor is given but TLS is off: set tls.enabled",),
+    ),
+    "a certificate that nobody is shown": (
+        nested("tls", {"enabled": True, "frontDoor": "plain", "frontSecret": "s"}),
+        ("tls.frontSecret is given, but tls.frontDoor is plain",),
+    ),
+    "an ingress before a door of unknown kind": (
+        both(nested("tls.enabled", True), nested("ingress", {"enabled": True, "host": "a.b"})),
+        ("tls.frontDoor: with ingress say required", "plain (TLS ends at the proxy)"),
     ),
     "renewed after its end": (
         nested("tls", {"enabled": True, "duration": "24h"}),

@@ -55,7 +55,8 @@ class Authority:
             *("-subj", f"/CN={name}"),
         )
         extensions = self._directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName=DNS:{dns}\n")
+        kind = "IP" if dns[:1].isdigit() else "DNS"
+        extensions.write_text(f"subjectAltName={kind}:{dns}\n")
         self._run(
             *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key"),
             *("-CAcreateserial", "-out", f"{name}.crt", "-days", str(days)),

@@ -6,6 +6,7 @@ import base64
 import io
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -22,11 +23,18 @@ def picture(number: int) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+def _client() -> httpx.Client:
+    return httpx.Client(timeout=60)
+
+
 @dataclass
 class Load:
     """Asks until it is told to stop; counts answers and keeps what was no answer."""
 
     url: str
+    connect: Callable[[], httpx.Client] = _client
+    anew: bool = False
+    """Each request on a connection of its own."""
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _number: int = 0
@@ -48,19 +56,23 @@ class Load:
             assert not thread.is_alive(), "a request hangs"
 
     def _client(self) -> None:
-        with httpx.Client(base_url=self.url, timeout=60) as client:
-            while not self._ending.is_set():
-                with self._lock:
-                    self._number += 1
-                    number = self._number
-                problem = self._ask(client, number)
-                with self._lock:
-                    self.answered += not problem
-                    if problem:
-                        self.failures.append(f"request {number}: {problem}")
+        while not self._ending.is_set():
+            with self.connect() as client:
+                self._one(client)
+                while not self.anew and not self._ending.is_set():
+                    self._one(client)
 
-    @staticmethod
-    def _ask(client: httpx.Client, number: int) -> str:
+    def _one(self, client: httpx.Client) -> None:
+        with self._lock:
+            self._number += 1
+            number = self._number
+        problem = self._ask(client, number)
+        with self._lock:
+            self.answered += not problem
+            if problem:
+                self.failures.append(f"request {number}: {problem}")
+
+    def _ask(self, client: httpx.Client, number: int) -> str:
         """What went wrong, if anything."""
         content = [
             {"type": "image_url", "image_url": {"url": picture(number)}},
@@ -69,7 +81,7 @@ class Load:
         body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
         body |= {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
         try:
-            reply = client.post("/v1/chat/completions", json=body)
+            reply = client.post(f"{self.url}/v1/chat/completions", json=body)
         except httpx.HTTPError as error:
             return repr(error)
         if reply.status_code != 200:

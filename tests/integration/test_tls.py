@@ -1,12 +1,9 @@
-"""Mutual TLS between services: who may come in, and certificates that change while in use."""
+"""Mutual TLS: who may come in, at every port there is, and certificates that change in use."""
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -15,56 +12,22 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chiasm.channel import CHANNEL_OPTIONS
+from chiasm.probe import is_well
 from tests.integration.certificates import NAME, Authority, Identity
-from tests.integration.cluster import Cluster, free_port
+from tests.integration.cluster import Cluster
 from tests.integration.load import Load
-from tests.integration.stack import Service, Stack
+from tests.integration.ports import listening
+from tests.integration.secured import STRANGERS, Secured, local
 
 pytestmark = pytest.mark.timeout(240)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-STRANGERS = ("nothing", "plain text", "another CA", "expired")
-
-
-class Secured:
-    """An encoder of two workers, a decoder and a gateway, each with a certificate of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ours, self.theirs = Authority(directory / "ours"), Authority(directory / "theirs")
-        self.identities = {
-            role: self.ours.issue(role) for role in ("encoder_svc", "decoder_svc", "gateway")
-        }
-        self.metrics: dict[str, int] = {}
-        self.health: dict[str, int] = {}
-        self.stack = Stack("demo")
-        self.encoder = self._start("encoder_svc", "--dp-size", "2")
-        self.decoder = self._start("decoder_svc")
-        peers = ("--encoder-urls", self.encoder.wait_ready().address)
-        peers += ("--decoder-urls", self.decoder.wait_ready().address)
-        self.gateway = self._start("gateway", *peers).wait_ready()
-        self.url = f"http://{self.gateway.address}"
-        Cluster.until(lambda: self.num_ready() == 4, 20)
-
-    def num_ready(self) -> int:
-        endpoints = httpx.get(f"{self.url}/ready").json()["endpoints"]
-        return sum(endpoint["ready"] for endpoint in endpoints)
-
-    def workers(self) -> list[str]:
-        endpoints = httpx.get(f"{self.url}/ready").json()["endpoints"]
-        return [e["address"] for e in endpoints if e["address"] != self.encoder.address]
-
-    def restart(self, service: Service, *flags: str) -> Service:
-        """The same at the same port, with its files as they are now."""
-        service.process.terminate()
-        assert service.process.wait(30) == 0
-        port = service.address.rpartition(":")[2]
-        return self._start(service.name, *flags, "--port", port).wait_ready()
-
-    def _start(self, role: str, *flags: str) -> Service:
-        self.metrics[role], self.health[role] = free_port(), free_port()
-        ports = ("--metrics-port", self.metrics[role], "--health-port", self.health[role])
-        tls = self.identities[role].flags
-        return self.stack.start(role, *flags, *map(str, ports), *tls)
+# Ports without TLS, by who listens, and why that is right. All are bound to loopback: whoever
+# reaches them is inside the pod.
+PLAIN = {
+    "gateway": "a gateway of several workers: their metrics, read by the parent that sums them",
+    "decoder_svc": "ranks of one host: torch.distributed's pairs, on the loopback interface",
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,26 +40,12 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         assert set(codes.values()) == {0}, codes
 
 
-def identity_of(secured: Secured, who: str) -> Identity | None:
-    """What a client shows; it believes in the services' CA in any case."""
-    if who == "another CA":
-        return replace(secured.theirs.issue("stranger"), ca=secured.ours.certificate)
-    if who == "expired":
-        return secured.ours.issue("expired", days=-1)
-    return secured.ours.issue("friend") if who == "friend" else None
-
-
-def grpc_answer(address: str, secured: Secured, who: str) -> object:
-    """Health by gRPC: its status, or the error's code."""
+def health(address: str, identity: Identity) -> object:
+    """By gRPC: its status, or the error's code."""
     options = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", NAME))
-    if who == "plain text":
-        channel = grpc.insecure_channel(address, options=options)
-    else:
-        shown = identity_of(secured, who)
-        pair = (shown.key.read_bytes(), shown.certificate.read_bytes()) if shown else (None, None)
-        credentials = grpc.ssl_channel_credentials(secured.ours.certificate.read_bytes(), *pair)
-        channel = grpc.secure_channel(address, credentials, options=options)
-    with channel:
+    files = (identity.ca, identity.key, identity.certificate)
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+    with grpc.secure_channel(address, credentials, options=options) as channel:
         try:
             request = health_pb2.HealthCheckRequest()
             return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
@@ -104,44 +53,89 @@ def grpc_answer(address: str, secured: Secured, who: str) -> object:
             return error.code()
 
 
-def http_answer(port: int, secured: Secured, who: str) -> bytes:
-    """The first line of what the metrics port answers; empty: refused."""
-    context = ssl.create_default_context(cafile=str(secured.ours.certificate))
-    if shown := identity_of(secured, who):
-        context.load_cert_chain(shown.certificate, shown.key)
-    try:
-        with ExitStack() as opened:
-            stream = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-            if who != "plain text":
-                secure = context.wrap_socket(stream, server_hostname=NAME)
-                stream = opened.enter_context(secure)
-            stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            return stream.recv(100).partition(b"\r\n")[0]
-    except OSError:
-        return b""
+def exposed(secured: Secured) -> list[int]:
+    return sorted({port.port for port in secured.ports() if not port.is_loopback})
+
+
+def test_every_port_is_known(secured: Secured) -> None:
+    """What a service listens on is counted: a port that is added must be added here."""
+    numbers = {
+        service.name + str(number): sorted(
+            {port.port for port in listening(service.process.pid) if not port.is_loopback}
+        )
+        for number, service in enumerate(secured.services)
+    }
+    assert {name: len(ports) for name, ports in numbers.items()} == {
+        "encoder_svc0": 5,  # the list of workers; their own ports, and their metrics
+        "decoder_svc1": 2,  # gRPC, metrics
+        "gateway2": 3,  # REST, gRPC, metrics
+        "gateway3": 3,
+    }, numbers
+    inside = [port for port in secured.ports() if port.is_loopback]
+    for port in inside:
+        role = next((role for role in PLAIN if f" -m {role} " in port.owner), "")
+        assert role or "multiprocessing" in port.owner, port
 
 
 @pytest.mark.parametrize("who", STRANGERS)
 def test_strangers_are_refused_on_every_port(secured: Secured, who: str) -> None:
-    addresses = {secured.encoder.address, secured.decoder.address, *secured.workers()}
-    assert len(addresses) == 4
-    for address in addresses:
-        assert grpc_answer(address, secured, who) == grpc.StatusCode.UNAVAILABLE, address
-    for role, port in secured.metrics.items():
-        assert http_answer(port, secured, who) == b"", role
+    ports = exposed(secured)
+    assert len(ports) == 13
+    for port in ports:
+        assert secured.answer(port, who) == b"", port
 
 
-def test_peers_are_let_in_and_probes_find_a_port_of_health_alone(secured: Secured) -> None:
-    for address in (secured.encoder.address, secured.decoder.address, *secured.workers()):
-        assert grpc_answer(address, secured, "friend") == SERVING
-    for port in secured.metrics.values():
-        assert http_answer(port, secured, "friend") == b"HTTP/1.0 200 OK"
-    for port in secured.health.values():
-        address = f"127.0.0.1:{port}"
-        assert grpc_answer(address, secured, "plain text") == SERVING
-        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/chiasm.v1.Decoder/Describe")(b"", timeout=5)
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+def test_friends_are_let_in_on_every_port(secured: Secured) -> None:
+    """The check above would notice a port that says something."""
+    for port in exposed(secured):
+        said = secured.answer(port, "friend")
+        assert said.startswith(b"HTTP/1") or said[3:4] == b"\x04", (port, said)
+
+
+def test_probes_come_with_the_pods_own_certificate(secured: Secured) -> None:
+    """As the chart has kubelet run them in the container."""
+    encoder, decoder = (local(s.address) for s in (secured.encoder, secured.decoder))
+    gateways = [local(service.address) for service in (secured.gateway, secured.several)]
+    own = secured.identities["decoder_svc"]
+    urls = [f"grpcs://{address}/{what}" for address in (encoder, decoder) for what in ("", "live")]
+    urls += [f"https://{gateway}/{what}" for gateway in gateways for what in ("health", "ready")]
+    for url in urls:
+        assert is_well(url, (str(own.certificate), str(own.key))), url
+        assert not is_well(url), url
+        assert not is_well(url.replace("s://", "://")), url
+
+
+def test_users_with_a_certificate_get_answers(secured: Secured) -> None:
+    for service in (secured.gateway, secured.several):
+        load = Load(f"https://{local(service.address)}", secured.user)
+        load.start()
+        try:
+            Cluster.until(lambda load=load: load.answered >= 10 or load.failures, 60)
+        finally:
+            load.stop()
+        assert not load.failures, load.failures[:3]
+        identity = secured.identities["user"]
+        assert health(local(service.grpc), identity) == SERVING
+
+
+def test_a_door_may_show_a_certificate_and_ask_for_none(secured: Secured) -> None:
+    peers = ("--encoder-urls", local(secured.encoder.address))
+    peers += ("--decoder-urls", local(secured.decoder.address))
+    flags = (*peers, "--metrics-port", "0", "--front-door")
+    shown, plain = (secured.start("gateway", *flags, door) for door in ("tls", "plain"))
+    context = ssl.create_default_context(cafile=str(secured.ours.certificate))
+    context.check_hostname = False
+    url = f"https://{local(shown.wait_ready().address)}/health"
+    assert httpx.get(url, verify=context).status_code == 200
+    assert secured.answer(int(shown.grpc.rpartition(":")[2]), "nothing")
+    url = f"http://{local(plain.wait_ready().address)}/health"
+    assert httpx.get(url).status_code == 200
+    for service in (shown, plain):
+        doors = {int(address.rpartition(":")[2]) for address in (service.address, service.grpc)}
+        (metrics,) = {port.port for port in listening(service.process.pid)} - doors
+        assert secured.answer(metrics, "nothing") == b"", "it is no door"
+        service.process.terminate()
+        assert service.process.wait(20) == 0
 
 
 def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secured) -> None:
@@ -150,14 +144,15 @@ def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secure
     service = secured.stack.start("decoder_svc", *impostor.flags).wait_ready()
     peers = ("--decoder-urls", service.address)
     gateway = secured.stack.start("gateway", *peers, *secured.ours.issue("client").flags)
-    url = f"http://{gateway.wait_ready().address}/ready"
+    url = f"https://{gateway.wait_ready().address}/ready"
+    with secured.user() as user:
 
-    def trouble() -> str:
-        (endpoint,) = httpx.get(url).json()["endpoints"]
-        return str(endpoint["trouble"])
+        def trouble() -> str:
+            (endpoint,) = user.get(url).json()["endpoints"]
+            return str(endpoint["trouble"])
 
-    Cluster.until(lambda: "not yet" not in trouble(), 10)
-    assert httpx.get(url).status_code == 503
+        Cluster.until(lambda: "not yet" not in trouble(), 10)
+        assert user.get(url).status_code == 503
     for stopped in (gateway, service):
         stopped.process.terminate()
         assert stopped.process.wait(20) == 0
@@ -165,11 +160,11 @@ def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secure
 
 def everybody_can_dial_everybody_anew(secured: Secured) -> None:
     """Connections of before say nothing of certificates of now."""
-    assert all(s.process.poll() is None for s in (secured.encoder, secured.decoder))
-    secured.encoder = secured.restart(secured.encoder, "--dp-size", "2")
-    secured.decoder = secured.restart(secured.decoder)
+    assert all(s.process.poll() is None for s in secured.services)
+    secured.encoder = secured.restart(secured.encoder, "--dp-size", "2", "--transport", "grpc")
+    secured.decoder = secured.restart(secured.decoder, "--pp-size", "2", "--transport", "grpc")
     Cluster.until(lambda: secured.num_ready() == 4, 30)
-    load = Load(secured.url)
+    load = Load(secured.url, secured.user)
     load.start()
     try:
         Cluster.until(lambda: load.answered >= 10 or bool(load.failures), 60)
@@ -181,13 +176,20 @@ def everybody_can_dial_everybody_anew(secured: Secured) -> None:
 def test_certificates_and_their_ca_are_replaced_without_a_restart(
     secured: Secured, tmp_path: Path
 ) -> None:
-    """Both CAs are believed in, then certificates are of the new one, then the old one goes."""
+    """Both CAs are believed in, then certificates are of the new one, then the old one goes.
+
+    Each request comes on a connection of its own, so that hands are shaken all the time.
+    """
     new = Authority(tmp_path / "new")
-    load = Load(secured.url)
-    load.start()
+    before = {service.process.pid for service in secured.services}
+    loads = [
+        Load(f"https://{local(gateway.address)}", secured.user, anew=True)
+        for gateway in (secured.gateway, secured.several)
+    ]
+    for load in loads:
+        load.start()
     try:
-        stages = ("both", "fresh", "final")
-        for stage in stages:
+        for stage in ("both", "fresh", "final"):
             for role, identity in secured.identities.items():
                 authority = secured.ours if stage == "both" else new
                 fresh = authority.issue(f"{role}-{stage}")
@@ -195,19 +197,22 @@ def test_certificates_and_their_ca_are_replaced_without_a_restart(
                     both = secured.ours.certificate.read_bytes() + new.certificate.read_bytes()
                     fresh.ca.write_bytes(both)
                 identity.replace_by(fresh)
-            goal = load.answered + 60
-            Cluster.until(lambda goal=goal: load.answered >= goal or bool(load.failures), 60)
+            for load in loads:
+                goal = load.answered + 30
+                Cluster.until(lambda it=load, g=goal: it.answered >= g or it.failures, 60)
     finally:
-        load.stop()
-    assert not load.failures, load.failures[:3]
-    old = secured.ours
-    assert grpc_answer(secured.decoder.address, secured, "friend") == grpc.StatusCode.UNAVAILABLE
-    assert http_answer(secured.metrics["decoder_svc"], secured, "friend") == b""
-    secured.ours = new
+        for load in loads:
+            load.stop()
+    assert not any(load.failures for load in loads), [load.failures[:3] for load in loads]
+    assert {service.process.pid for service in secured.services} == before
+    ports = exposed(secured)
+    assert len(ports) == 13
+    for port in ports:
+        assert secured.answer(port, "friend") == b"", "of the CA that went"
+    old, secured.ours = secured.ours, new
     try:
-        assert grpc_answer(secured.decoder.address, secured, "friend") == SERVING
-        assert http_answer(secured.metrics["gateway"], secured, "friend") == b"HTTP/1.0 200 OK"
-        assert secured.num_ready() == 4
+        for port in ports:
+            assert secured.answer(port, "friend"), port
         everybody_can_dial_everybody_anew(secured)
     finally:
         secured.ours = old

@@ -16,13 +16,15 @@ from tests.kube.address import free_port
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("CHIASM_TEST_APISERVER", ROOT / ".apiserver")) / "bin"
 MISSING = f"no {CACHE}/kube-apiserver: `make apiserver` builds it (5 minutes, once, on Debian 12)"
+EDITION = "2"  # of the build
 ADMIN = "the-admins-token"
 READY_S = 90.0
 
 
 def is_built() -> bool:
     """Whether `make apiserver` has run."""
-    return (CACHE / "kube-apiserver").is_file() and (CACHE / "etcd").is_file()
+    edition = CACHE / "edition"
+    return edition.is_file() and edition.read_text().strip() == EDITION
 
 
 class ControlPlane:

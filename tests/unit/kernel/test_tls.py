@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from chiasm.config import TlsConfig
 from chiasm.fakes import FakeEncoder, serving
-from chiasm.probe import is_live
+from chiasm.metrics_port import serve_metrics
+from chiasm.probe import is_live, is_well
+from chiasm.server import Server
 from chiasm.tls import PeerTls, peer_tls
-from tests.integration.certificates import Authority, Identity
+from tests.integration.certificates import NAME, Authority, Identity
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +78,75 @@ async def test_a_container_is_well_while_its_service_lives() -> None:
     async with serving(FakeEncoder()) as server:
         port = str(server.port)
         assert await asyncio.to_thread(is_live, "encoder", {"CHIASM_PORT": port})
-        closed = {"CHIASM_PORT": "1", "CHIASM_HEALTH_PORT": port}
-        assert await asyncio.to_thread(is_live, "decoder", closed), "where only peers get through"
         await server.live(False)
         assert not await asyncio.to_thread(is_live, "encoder", {"CHIASM_PORT": port})
     for role in ("encoder", "gateway"):
         assert not await asyncio.to_thread(is_live, role, {"CHIASM_PORT": port})
+
+
+async def test_a_service_that_only_peers_get_through_to_is_well_too(authority: Authority) -> None:
+    """The container shows its own certificate; without one, or with another's, nobody is told."""
+    own = authority.issue("own")
+    pair = (str(own.certificate), str(own.key))
+    env = {"CHIASM_TLS_CERT_FILE": pair[0], "CHIASM_TLS_KEY_FILE": pair[1]}
+    server = Server("127.0.0.1", 0, tls=PeerTls(config_of(own)))
+    url = f"grpcs://{server.address}"
+    await server.start(("some.Service",))
+
+    async def well(path: str, shown: tuple[str, str] | None = pair) -> bool:
+        return await asyncio.to_thread(is_well, f"{url}/{path}", shown)
+
+    try:
+        assert [await well("live"), await well(""), await well("unheard.of")] == [
+            True,
+            False,
+            False,
+        ]
+        await server.ready(True)
+        assert [await well(""), await well("some.Service")] == [True, True]
+        assert not await well("", None)
+        assert await asyncio.to_thread(is_live, "decoder", env | {"CHIASM_PORT": str(server.port)})
+    finally:
+        await server.stop()
+    assert not await well("live")
+
+
+async def test_pages_are_probed_by_their_status(authority: Authority) -> None:
+    own = authority.issue("pages")
+    registry = CollectorRegistry()
+    plain = serve_metrics(registry, "127.0.0.1", 0)
+    secured = serve_metrics(registry, "127.0.0.1", 0, PeerTls(config_of(own)))
+    pair = (str(own.certificate), str(own.key))
+    assert await asyncio.to_thread(is_well, f"http://127.0.0.1:{plain}/metrics")
+    assert not await asyncio.to_thread(is_well, f"http://127.0.0.1:{secured}/metrics")
+    assert await asyncio.to_thread(is_well, f"https://127.0.0.1:{secured}/metrics", pair)
+    assert not await asyncio.to_thread(is_well, f"https://127.0.0.1:{secured}/metrics")
+
+
+def test_the_prober_starts_with_little() -> None:
+    """Every container starts it every few seconds."""
+    code = "import sys, chiasm.probe; print(*sys.modules)"
+    run = (sys.executable, "-c", code)
+    loaded = set(subprocess.run(run, check=True, capture_output=True, text=True).stdout.split())
+    assert {name for name in loaded if name.startswith("chiasm")} == {"chiasm", "chiasm.probe"}
+    assert not loaded & {"grpc", "asyncio", "http.client", "urllib.request", "email", "argparse"}
+
+
+def test_no_session_is_resumed(authority: Authority) -> None:
+    """Else who was let in once would be let in after the CA has gone."""
+    own = authority.issue("session")
+    port = serve_metrics(CollectorRegistry(), "127.0.0.1", 0, PeerTls(config_of(own)))
+    context = ssl.create_default_context(cafile=str(own.ca))
+    context.load_cert_chain(own.certificate, own.key)
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context.maximum_version = version
+        session = None
+        for _ in range(2):
+            with (
+                socket.create_connection(("127.0.0.1", port), 5) as plain,
+                context.wrap_socket(plain, server_hostname=NAME, session=session) as secured,
+            ):
+                secured.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                assert secured.recv(100).startswith(b"HTTP/1.0 200")
+                assert not secured.session_reused
+                session = secured.session

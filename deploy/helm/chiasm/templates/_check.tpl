@@ -58,6 +58,17 @@
 - >-
   tls.renewBefore is {{ .renewBefore }}, tls.duration is {{ .duration }}: renew before the end, but not at once
 {{- end }}
+{{- if and (not .enabled) (or .frontDoor .frontSecret) }}
+- >-
+  tls.{{ ternary "frontDoor" "frontSecret" (ne .frontDoor "") }} is given but TLS is off: set tls.enabled
+{{- else if and .frontSecret (eq .frontDoor "plain") }}
+- >-
+  tls.frontSecret is given, but tls.frontDoor is plain: nobody is shown it
+{{- else if and .enabled (not .frontDoor) (or $.Values.ingress.enabled $.Values.httpRoute.enabled) }}
+- >-
+  tls.frontDoor: with {{ ternary "ingress" "httpRoute" $.Values.ingress.enabled }} say required (the proxy shows a
+  certificate), tls (it speaks HTTPS to the gateways) or plain (TLS ends at the proxy)
+{{- end }}
 {{- if and (not .enabled) (or .existingSecret .issuerRef) }}
 - >-
   tls.{{ ternary "existingSecret" "issuerRef" (ne .existingSecret "") }} is given but TLS is off: set tls.enabled

@@ -44,6 +44,20 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- .Values.tls.peerName | default (include "chiasm.fullname" .) -}}
 {{- end -}}
 
+{{/* What users need at the gateways' ports: required, tls or plain. */}}
+{{- define "chiasm.frontDoor" -}}
+{{- ternary (.Values.tls.frontDoor | default "required") "plain" .Values.tls.enabled -}}
+{{- end -}}
+
+{{/* Where the pods of a role, (list $ name), find what they show at their own port. */}}
+{{- define "chiasm.ownFiles" -}}
+{{- if and (eq (index . 1) "gateway") (index . 0).Values.tls.frontSecret -}}
+/etc/chiasm/front
+{{- else -}}
+/etc/chiasm/tls
+{{- end -}}
+{{- end -}}
+
 {{- define "chiasm.apiKeySecret" -}}
 {{- if .Values.apiKeys.digests -}}
 {{- include "chiasm.fullname" . }}-api-keys

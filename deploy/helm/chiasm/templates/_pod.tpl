@@ -8,6 +8,7 @@ nodes of a decoder: they lend their ranks to the first one, which answers for al
 {{- $labels := include "chiasm.matchLabels" (list $root $name) }}
 {{- $keys := and (eq $name "gateway") (include "chiasm.apiKeySecret" $root) }}
 {{- $tls := include "chiasm.tlsSecret" $root }}
+{{- $front := and (eq $name "gateway") $tls $root.Values.tls.frontSecret }}
 {{- $token := and (gt (dig "parallelism" "nodes" 1 $role | int) 1) $role.rankToken }}
 metadata:
   labels:
@@ -69,11 +70,7 @@ spec:
         {{- end }}
       {{- range $kind, $timing := $role.probes }}
       {{ $kind }}Probe:
-        {{- if eq $name "gateway" }}
-        httpGet: { path: {{ ternary "/ready" "/health" (eq $kind "readiness") }}, port: http }
-        {{- else }}
-        grpc: { port: {{ ternary 50052 50051 (ne $tls "") }}{{ if eq $kind "liveness" }}, service: live{{ end }} }
-        {{- end }}
+        {{- include "chiasm.probe" (list $root $name $kind) | trim | nindent 8 }}
         {{- toYaml $timing | nindent 8 }}
       {{- end }}
       {{- end }}
@@ -94,6 +91,9 @@ spec:
         {{- end }}
         {{- if $tls }}
         - { name: tls, mountPath: /etc/chiasm/tls, readOnly: true } # no subPath: a new certificate must show
+        {{- end }}
+        {{- if $front }}
+        - { name: front, mountPath: /etc/chiasm/front, readOnly: true }
         {{- end }}
         {{- if $token }}
         - { name: rank-token, mountPath: /etc/chiasm/ranks, readOnly: true }
@@ -122,6 +122,17 @@ spec:
       secret:
         secretName: {{ . }}
         items: [{ key: tls.crt, path: tls.crt }, { key: tls.key, path: tls.key }, { key: ca.crt, path: ca.crt }]
+    {{- end }}
+    {{- with $front }}
+    - name: front
+      secret:
+        secretName: {{ . }}
+        items:
+          - { key: tls.crt, path: tls.crt }
+          - { key: tls.key, path: tls.key }
+          {{- if eq (include "chiasm.frontDoor" $root) "required" }}
+          - { key: ca.crt, path: ca.crt }
+          {{- end }}
     {{- end }}
     {{- with $token }}
     - name: rank-token
@@ -160,6 +171,25 @@ spec:
   {{- with $role.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
+{{- end -}}
+
+{{/*
+(list $ name kind). Kubelet has no certificate: where one is asked for, the pod asks itself, showing its own.
+*/}}
+{{- define "chiasm.probe" -}}
+{{- $root := index . 0 }}{{ $name := index . 1 }}{{ $kind := index . 2 }}
+{{- $path := ternary "/ready" "/health" (eq $kind "readiness") }}
+{{- $live := ternary "live" "" (eq $kind "liveness") }}
+{{- $door := include "chiasm.frontDoor" $root }}
+{{- $url := ternary (printf "https://127.0.0.1:8000%s" $path) (printf "grpcs://127.0.0.1:50051/%s" $live) (eq $name "gateway") }}
+{{- if ternary (eq $door "required") $root.Values.tls.enabled (eq $name "gateway") }}
+{{- $files := include "chiasm.ownFiles" . }}
+exec: { command: [python, -I, -m, chiasm.probe, {{ $url | quote }}, {{ $files }}/tls.crt, {{ $files }}/tls.key] }
+{{- else if eq $name "gateway" }}
+httpGet: { path: {{ $path }}, port: http{{ if eq $door "tls" }}, scheme: HTTPS{{ end }} }
+{{- else }}
+grpc: { port: 50051{{ with $live }}, service: {{ . }}{{ end }} }
+{{- end }}
 {{- end -}}
 
 {{/* Longer than the wait, the drain and the few seconds in which what is left is cut off. */}}

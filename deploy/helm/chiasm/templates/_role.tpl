@@ -42,7 +42,6 @@
 {{- define "chiasm.config" -}}
 {{- $root := index . 0 }}{{ $name := index . 1 }}{{ $role := index . 2 -}}
 {{- $server := dict "host" "0.0.0.0" "port" 50051 "advertise_host" "$(POD_IP)" "metrics_port" 9090 -}}
-{{- $_ := set $server "health_port" (ternary 50052 -1 (and $root.Values.tls.enabled (ne $name "gateway"))) -}}
 {{- if $root.Values.tls.enabled -}}
 {{-   $tls := dict "tls_peer_name" (include "chiasm.peerName" $root) -}}
 {{-   range $key, $file := dict "cert" "tls.crt" "key" "tls.key" "ca" "ca.crt" -}}
@@ -58,6 +57,17 @@
 {{-   range $peer := list "encoder" "decoder" -}}
 {{-     $address := printf "%s:50051" (include "chiasm.name" (list $root $peer)) -}}
 {{-     $_ := set $own (printf "%s_urls" $peer) (list $address) -}}
+{{-   end -}}
+{{-   if $root.Values.tls.enabled -}}
+{{-     $front := dict "front_door" (include "chiasm.frontDoor" $root) -}}
+{{-     if $root.Values.tls.frontSecret -}}
+{{-       $_ := set $front "front_cert_file" "/etc/chiasm/front/tls.crt" -}}
+{{-       $_ := set $front "front_key_file" "/etc/chiasm/front/tls.key" -}}
+{{-       if eq $front.front_door "required" -}}
+{{-         $_ := set $front "front_ca_file" "/etc/chiasm/front/ca.crt" -}}
+{{-       end -}}
+{{-     end -}}
+{{-     $_ := set $own "front" $front -}}
 {{-   end -}}
 {{-   if include "chiasm.apiKeySecret" $root -}}
 {{-     $_ := set $own "api_key_file" "/etc/chiasm/api-keys/digests" -}}
