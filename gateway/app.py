@@ -52,6 +52,7 @@ _BACKLOG = 2048
 _SILENCE_S = 75  # of a connection before its next request
 _GARBAGE_OBJECTS = 20_000  # more than several requests make
 _CUT_OFF_S = 2.0  # for cut-off requests to say so
+_PLAIN = Door()
 
 
 def main(config: GatewayConfig) -> None:
@@ -81,7 +82,7 @@ async def serve(config: GatewayConfig) -> None:
 class Gateway:
     """The two listening faces of one gateway."""
 
-    def __init__(self, face: Face, config: GatewayConfig, door: Door) -> None:
+    def __init__(self, face: Face, config: GatewayConfig, door: Door = _PLAIN) -> None:
         server = config.server
         self.gate = Gate()
         self._host = server.host

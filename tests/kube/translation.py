@@ -5,7 +5,7 @@ the way in, and back on the way out.
 
 | 1.30 | 1.20 |
 |---|---|
-| policy/v1, discovery.k8s.io/v1 | their v1beta1, whose objects have the same fields |
+| policy/v1, discovery.k8s.io/v1, autoscaling/v2 | betas, whose objects have the same fields |
 | `unhealthyPodEvictionPolicy` | not known: left out |
 | probes by gRPC | not known: by TCP, same port |
 | `preStop.sleep` | not known: `sleep` in the container |
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ VERSION = {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
 # openapi.v2.Document {swagger: "2.0", info {title: "-", version: "-"}, paths {}}: tells of no
 # kind, so that helm leaves it to the server to refuse what is wrong.
 NO_OPENAPI = bytes.fromhex("0a03322e3012060a012d12012d4200")
-_GROUPS = ("policy", "discovery.k8s.io")
+_OLDER = {"policy/v1": "v1beta1", "discovery.k8s.io/v1": "v1beta1", "autoscaling/v2": "v2beta2"}
+_GROUPS = {name.partition("/")[0] for name in _OLDER}
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "accept", "accept-encoding"}
 
 
@@ -43,9 +45,8 @@ def older(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     result = {key: older(value) for key, value in node.items()}
-    group, _, version = str(result.get("apiVersion", "")).partition("/")
-    if group in _GROUPS and version == "v1":
-        result["apiVersion"] = f"{group}/v1beta1"
+    if (name := str(result.get("apiVersion", ""))) in _OLDER:
+        result["apiVersion"] = f"{name.partition('/')[0]}/{_OLDER[name]}"
     if result.get("kind") == "PodDisruptionBudget":
         result["spec"].pop("unhealthyPodEvictionPolicy", None)
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -61,15 +62,16 @@ def newer(path: str, body: bytes) -> bytes:
     """An answer as 1.30 would give it."""
     if path == "/version":
         return json.dumps(json.loads(body) | VERSION).encode()
-    for group in _GROUPS:
-        body = body.replace(f'"{group}/v1beta1"'.encode(), f'"{group}/v1"'.encode())
+    for name, version in _OLDER.items():
+        beta = f"{name.partition('/')[0]}/{version}"
+        body = body.replace(f'"{beta}"'.encode(), f'"{name}"'.encode())
     if path not in ("/apis", *(f"/apis/{group}" for group in _GROUPS)):
         return body
     found = json.loads(body)
     for group in found.get("groups", [found]):
         if group.get("name") in _GROUPS:
-            for version in (*group["versions"], group["preferredVersion"]):
-                version["version"] = version["groupVersion"].partition("/")[2]
+            for entry in (*group["versions"], group["preferredVersion"]):
+                entry["version"] = entry["groupVersion"].partition("/")[2]
     return json.dumps(found).encode()
 
 
@@ -90,8 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("content-length") or 0)
         body = self.rfile.read(length) if length else None
         path = self.path
-        for group in _GROUPS:
-            path = path.replace(f"/apis/{group}/v1", f"/apis/{group}/v1beta1")
+        for name, version in _OLDER.items():
+            beta = f"/apis/{name.partition('/')[0]}/{version}"
+            path = re.sub(rf"^/apis/{re.escape(name)}(?![a-z0-9])", beta, path)
         headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
         # Helm keeps its releases in protobuf; secrets are the same in both.
         as_it_is = "protobuf" in self.headers.get("content-type", "")
