@@ -1,4 +1,4 @@
-"""Where the time of one picture's rows goes until they are usable: `python -m bench.transfer_split`.
+"""Where the time of a picture's rows goes until they are usable: `python -m bench.transfer_split`.
 
 Two processes note when each step begins, on the clock that all processes of a machine share.
 """
