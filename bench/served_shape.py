@@ -1,13 +1,18 @@
 """A checkpoint of full size that a whole stack can serve: random weights, a tokenizer that works.
 
+    python -m bench.served_shape DIRECTORY [--small] [--text]
+
 Tokenizer, template and processor files are the demo checkpoint's, filled up to the vocabulary and
-set to the family's published sizes. The language model has no weights (`--load-format dummy`).
+set to the family's published sizes. Without `--text` the language model has no weights
+(`--load-format dummy`); other layouts of ranks are then other models.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ _IMAGE_PIXELS = (4 * _CELL, 16384 * _CELL)
 _FRAME_PIXELS = (128 * _CELL, 768 * _CELL)
 SMALL: dict[str, dict[str, Any]] = {
     "text_config": {
-        "vocab_size": 512,
+        "vocab_size": 4096,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 4,
@@ -43,8 +48,14 @@ SMALL: dict[str, dict[str, Any]] = {
 """What differs in a model that a CPU can serve."""
 
 
-def write_served_shape(directory: Path, *, small: bool = False) -> Path:
-    """Writes Qwen2.5-VL-7B, or a small model of its kind; returns the directory."""
+def write_served_shape(directory: Path, *, small: bool = False, text: bool = False) -> Path:
+    """Writes Qwen2.5-VL-7B, or a small model of its kind; returns the directory.
+
+    Args:
+        directory: Made if it is not there.
+        small: For a CPU.
+        text: Weights of the language model too: 15 GB, and as much memory for a moment.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(small)
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
@@ -61,7 +72,11 @@ def write_served_shape(directory: Path, *, small: bool = False) -> Path:
         if name.startswith("video"):
             settings["cap_pixels_per_frame"] = True
         (directory / name).write_text(json.dumps(settings), encoding="utf-8")
-    _write_tower(directory, config)
+    draw = _Draw()
+    tensors = dict(_tower(config, draw))
+    if text:
+        tensors |= _language_model(config["text_config"], draw)
+    save_file(tensors, directory / "model.safetensors")
     return directory
 
 
@@ -87,18 +102,62 @@ def _write_tokenizer(directory: Path, size: int) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
-def _write_tower(directory: Path, config: dict[str, Any]) -> None:
+class _Draw:
+    """Random weights in bfloat16, the same every time, made where that is fast."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._generator = torch.Generator(self._device).manual_seed(1)
+
+    def __call__(self, *shape: int, mean: float = 0.0, std: float) -> torch.Tensor:
+        weight = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        return weight.normal_(mean, std, generator=self._generator).cpu()
+
+
+def _tower(config: dict[str, Any], draw: _Draw) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights whose rows stay near one, as those of a trained tower do."""
     with torch.device("meta"):
         tower = Qwen25VisionTower.from_config(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    generator = torch.Generator(device).manual_seed(1)
-    tensors = {}
     for name, parameter in tower.named_parameters():
-        weight = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
-        if weight.dim() > 1:
-            weight.normal_(std=weight[0].numel() ** -0.5, generator=generator)
+        if parameter.dim() > 1:
+            weight = draw(*parameter.shape, std=parameter[0].numel() ** -0.5)
         else:
-            weight.normal_(mean=0.5, std=0.2, generator=generator)
-        tensors[f"visual.{name}"] = weight.cpu()
-    save_file(tensors, directory / "model.safetensors")
+            weight = draw(*parameter.shape, mean=0.5, std=0.2)
+        yield f"visual.{name}", weight
+
+
+def _language_model(text: dict[str, Any], draw: _Draw) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights under which what layers add to the residual stream sums to its own size."""
+    width, inner, layers = (
+        text[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+    keys = width // text["num_attention_heads"] * text["num_key_value_heads"]
+    added = (2 * layers) ** -0.5
+    yield "model.embed_tokens.weight", draw(text["vocab_size"], width, std=1.0)
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        for part, size in (("q", width), ("k", keys), ("v", keys)):
+            yield f"{name}.self_attn.{part}_proj.weight", draw(size, width, std=width**-0.5)
+            yield f"{name}.self_attn.{part}_proj.bias", draw(size, std=0.1)
+        yield f"{name}.self_attn.o_proj.weight", draw(width, width, std=added * width**-0.5)
+        for part in ("gate", "up"):
+            yield f"{name}.mlp.{part}_proj.weight", draw(inner, width, std=width**-0.5)
+        yield f"{name}.mlp.down_proj.weight", draw(width, inner, std=added * inner**-0.5)
+        for part in ("input", "post_attention"):
+            yield f"{name}.{part}_layernorm.weight", draw(width, mean=1.0, std=0.1)
+    yield "model.norm.weight", draw(width, mean=1.0, std=0.1)
+    yield "lm_head.weight", draw(text["vocab_size"], width, std=width**-0.5)
+
+
+def main() -> None:
+    """Writes one."""
+    parser = argparse.ArgumentParser(prog="python -m bench.served_shape", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--text", action="store_true")
+    args = parser.parse_args()
+    print(write_served_shape(args.directory, small=args.small, text=args.text))
+
+
+if __name__ == "__main__":
+    main()

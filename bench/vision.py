@@ -146,7 +146,8 @@ def decode_time(media: bytes) -> int:
 
 def layout_of(args: argparse.Namespace, model: Path) -> Layout:
     """What runs."""
-    decoder = f"--load-format dummy --mem-fraction-static {args.memory} {args.decoder_args}"
+    decoder = f"--load-format {args.load_format} --mem-fraction-static {args.memory} "
+    decoder += args.decoder_args
     return Layout(
         model=str(model),
         encoders=args.encoders,
@@ -203,6 +204,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", default="pictures,rate,burst,repeats")
     parser.add_argument("--small", action="store_true", help="a model and sizes for a CPU")
     parser.add_argument("--model", help="directory to keep the checkpoint in; made if empty")
+    parser.add_argument("--load-format", default="dummy", help="of the language model")
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--pp-size", type=int, default=1)
     parser.add_argument("--encoders", type=int, default=1)
