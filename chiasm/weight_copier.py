@@ -84,7 +84,8 @@ class DeviceCopier:
     """
 
     def __init__(self, device: torch.device, told: Told) -> None:
-        self._device = device
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self._device = torch.device("cuda", index)
         self._told = told
         self._lock = threading.Lock()
         self._lanes = threading.local()
@@ -92,7 +93,7 @@ class DeviceCopier:
         self._pending: list[Future[None]] = []
         # Memory of the targets may have been used before, by work that is still going on.
         self._is_free = torch.cuda.Event()
-        self._is_free.record(torch.cuda.current_stream(device))
+        self._is_free.record(torch.cuda.current_stream(self._device))
 
     def put(self, block: Block, target: torch.Tensor) -> None:
         """See `WeightCopier`."""
