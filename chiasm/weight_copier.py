@@ -18,7 +18,7 @@ from chiasm.stored_tensor import Block
 
 THREADS = 8
 """At most; more of them do not read faster."""
-_BUFFER_BYTES = 16 << 20
+_BUFFER_BYTES = 8 << 20
 _BUFFERS = 2  # of a thread: one is read into while the device copies from the other
 
 Told = Callable[[int], None]

@@ -163,7 +163,8 @@ class Served:
             frames = torch.tensor([[1, height, width]] * t)  # attention stays within a frame
             out = self.reference.model.get_image_features(patches, frames)
             deeper = getattr(out, "deepstack_features", None) or ()
-            levels = [torch.cat(level) for level in (out.pooler_output, *deeper)]
+            parts = (out.pooler_output, *deeper)  # by picture, or in earlier releases joined
+            levels = [p if isinstance(p, torch.Tensor) else torch.cat(p) for p in parts]
             found.append(torch.cat(levels, dim=-1))
         return found
 
