@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in [HEADER, *lines]:
             terminalreporter.write_line(line)
         if page := terminalreporter.config.getoption("--parity-page"):
-            Path(page).write_text(_page(lines), encoding="utf-8")
+            text = _page(lines) + _layouts(terminalreporter)
+            Path(page).write_text(text, encoding="utf-8")
 
 
 def _page(lines: list[str]) -> str:
@@ -40,6 +44,41 @@ def _page(lines: list[str]) -> str:
     body = "".join(f"| {' | '.join(row)} |\n" for row in known)
     return _PAGE + body
 
+
+def _layouts(reporter: pytest.TerminalReporter) -> str:
+    """How many layouts of each architecture said the same, where all were tried."""
+    counts: dict[str, list[int]] = {}
+    for outcome in ("passed", "failed"):
+        for report in reporter.getreports(outcome):
+            found = _LAYOUT_TEST.search(report.nodeid)
+            if found is None or report.when != "call":
+                continue
+            row = counts.setdefault(found[2], [0, 0, 0, 0])
+            place = 2 if found[1] else 0
+            row[place] += outcome == "passed"
+            row[place + 1] += 1
+    rows = (f"| {name} | {a}/{b} | {c}/{d} |\n" for name, (a, b, c, d) in sorted(counts.items()))
+    return f"{_LAYOUTS}\nOf {date.today().isoformat()}, at {_commit()}.\n{_TABLE}{''.join(rows)}"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "no known commit"
+    return f"commit {done.stdout.strip()}"
+
+
+_LAYOUT_TEST = re.compile(r"test_layouts_agree(_over_the_services)?\[(.*)-\(")
+_LAYOUTS = """
+# Layouts
+
+The same 16 greedy tokens of five prompts (two pictures a second time, for the prefix cache) on tp {1, 2} x pp {1, 2, 4},
+with experts also ep 2, x prompts in chunks of 16 or whole x prefix cache on and off. *whole*: the engine and its rows in
+one process; *split*: encoder, decoder and gateway as services. Models of 12 layers.
+"""
+_TABLE = "\n| architecture | whole | split |\n|---|---:|---:|\n"
 
 _TOKENS_ONLY = "text + image"
 _PROMPTS = ("image", "2 images", "video", "text only", "text + image")

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chiasm.checkpoint import resolve_model, weight_files
-from chiasm.cli.model_facts import Traffic, describe
+from chiasm.cli.model_facts import Ranks, Traffic, describe
 from chiasm.tokenizer_file import tokenizer_files
 from chiasm.transport.ucx import apply_ucx_settings, chosen, has_tcp, rdma_devices
 
@@ -59,17 +59,18 @@ class Finding:
     needed: bool = False
 
 
-def run_check(model: str | None, traffic: Traffic | None = None) -> int:
+def run_check(model: str | None, traffic: Traffic, ranks: Ranks) -> int:
     """Prints the report.
 
     Args:
         model: A checkpoint to look at as well.
         traffic: What it is to serve, and on what.
+        ranks: Ranks to reckon with.
 
     Returns:
         0 when everything that is needed is there, else 1.
     """
-    findings = [*_machine(), *(_checkpoint(model, traffic or Traffic()) if model else ())]
+    findings = [*_machine(), *(_checkpoint(model, traffic, ranks) if model else ())]
     table = Table(show_header=False, box=None, padding=(0, 1))
     for finding in findings:
         mark = ("✓", "green") if finding.good else ("✗", "red") if finding.needed else ("-", "dim")
@@ -147,7 +148,7 @@ def _probe(code: str) -> dict[str, Any]:
     return {"error": lines[-1] if lines else f"exit code {done.returncode}"}
 
 
-def _checkpoint(model: str, traffic: Traffic) -> Iterator[Finding]:
+def _checkpoint(model: str, traffic: Traffic, ranks: Ranks) -> Iterator[Finding]:
     try:
         directory = resolve_model(model)
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -165,7 +166,7 @@ def _checkpoint(model: str, traffic: Traffic) -> Iterator[Finding]:
     yield weights
     if weights.good:
         try:
-            for what, found in describe(directory, traffic):
+            for what, found in describe(directory, traffic, ranks):
                 yield Finding(what, found, True)
         except (KeyError, ValueError) as error:
             yield Finding("sizes", f"{type(error).__name__}: {error}", False)

@@ -17,7 +17,7 @@ from chiasm.cli.client import DEFAULT_URL, Client, Tls, user_message
 from chiasm.cli.demo import run_demo
 from chiasm.cli.failure import CommandFailed
 from chiasm.cli.machine import Layout
-from chiasm.cli.model_facts import Traffic
+from chiasm.cli.model_facts import Ranks, Traffic
 from chiasm.cli.up import serve_machine
 
 SERVICES = {"encoder": "encoder_svc", "decoder": "decoder_svc", "gateway": "gateway"}
@@ -176,6 +176,7 @@ def check(
     *,
     model: str | None = None,
     traffic: Annotated[Traffic | None, Parameter(name="*")] = None,
+    ranks: Annotated[Ranks | None, Parameter(name="*")] = None,
 ) -> int:
     """Say what this machine can do: torch, GPUs, NIXL, RDMA, shared memory.
 
@@ -186,7 +187,7 @@ def check(
     model
         Checkpoint directory, hub id or `demo` to look at as well.
     """
-    return run_check(model, traffic)
+    return run_check(model, traffic or Traffic(), ranks or Ranks())
 
 
 def encoder() -> None:

@@ -15,9 +15,12 @@ from typing import Any
 
 from chiasm.checkpoint import read_config, weight_files
 from chiasm.digest import is_tower_tensor
+from chiasm.stages import layer_counts
 
 GB = 1e9
 _TP_SIZES, _PP_SIZES = (1, 2, 4, 8), (1, 2, 4)
+_EMBEDDINGS = ("embed_tokens.weight", "tok_embeddings.weight")
+_HEADS = ("lm_head.weight", "language_model.output.weight")
 _WORKING_GB = 2.0  # activations, graphs and the runtime of a rank
 
 
@@ -41,6 +44,16 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """Ranks that share the language model."""
+
+    tp_size: int = 1
+    """Tensor parallel ranks of the layout to look at."""
+    pp_size: int = 1
+    """Its pipeline stages."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A checkpoint in numbers."""
 
@@ -51,6 +64,10 @@ class Facts:
     text_parameters: int
     active_parameters: int
     """Of the language model, those that one token passes through."""
+    vocabulary_bytes: int
+    """Of the token embedding; of lm_head as well, which may be the same tensor."""
+    tied: bool
+    """lm_head is the token embedding; first and last stage hold one each."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -67,12 +84,14 @@ class Facts:
         text = config.get("text_config") or config
         vision = config.get("vision_config") or {}
         sizes: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
-        experts = 0
+        experts, vocabulary, tied = 0, 0, True
         for name, parameters, size in _tensors(model_dir):
             entry = sizes[is_tower_tensor(name)]
             entry[0] += size
             entry[1] += parameters
             experts += parameters if ".experts." in name else 0
+            vocabulary += size if name.endswith(_EMBEDDINGS) else 0
+            tied = tied and not name.endswith(_HEADS)
         count = _count(text, "n_routed_experts", "num_experts", "num_local_experts")
         used = int(text.get("num_experts_per_tok") or 0)
         unused = experts - experts * used // count if count else 0
@@ -84,6 +103,8 @@ class Facts:
             text_bytes=sizes[False][0],
             text_parameters=sizes[False][1],
             active_parameters=sizes[False][1] - unused,
+            vocabulary_bytes=vocabulary,
+            tied=tied,
             heads=heads,
             kv_heads=int(text.get("num_key_value_heads") or heads),
             head_dim=int(text.get("head_dim") or text["hidden_size"] // heads),
@@ -93,21 +114,41 @@ class Facts:
             merge=int(vision.get("spatial_merge_size", 2)),
         )
 
-    def divides(self, tp_size: int, pp_size: int) -> bool:
-        """Whether heads, widths and layers can be laid out so."""
-        kv = self.kv_heads % tp_size == 0 or tp_size % self.kv_heads == 0
-        wide = all(width % tp_size == 0 for width in self.widths)
-        staged = self.layers // pp_size >= max(1, self.deepstack)
-        return self.heads % tp_size == 0 and kv and wide and staged
+    def obstacle(self, tp_size: int, pp_size: int) -> str:
+        """What cannot be laid out so; empty = nothing."""
+        if self.heads % tp_size or (self.kv_heads % tp_size and tp_size % self.kv_heads):
+            return f"{self.heads} heads over {self.kv_heads} KV heads do not divide by {tp_size}"
+        for width in self.widths:
+            if width % tp_size:
+                return f"an inner width of {width} does not divide by {tp_size}"
+        if self.layers < pp_size:
+            return f"{self.layers} layers do not fill {pp_size} stages"
+        first = self.stages(pp_size)[0]
+        if first < self.deepstack:
+            return f"the first stage has {first} of {self.deepstack} layers that take features in"
+        return ""
+
+    def stages(self, pp_size: int) -> list[int]:
+        """Layers of each stage, as the decoder cuts them."""
+        size = self.text_bytes / self.text_parameters
+        vocabulary = self.vocabulary_bytes / size
+        layers = self.active_parameters - vocabulary * (1 if self.tied else 2)
+        return layer_counts(self.layers, pp_size, vocabulary * self.layers / max(layers, 1.0))
 
     def rank_gb(self, tp_size: int, pp_size: int) -> float:
         """Weights of the largest rank, and what it works with; pages of K and V come on top."""
-        return self.text_bytes / (tp_size * pp_size) / GB + _WORKING_GB
+        counts = self.stages(pp_size)
+        once = self.vocabulary_bytes * (1 if self.tied else 2)
+        layer = (self.text_bytes - once) / self.layers
+        sizes = [count * layer for count in counts]
+        sizes[0] += self.vocabulary_bytes
+        sizes[-1] += self.vocabulary_bytes * (pp_size > 1 or not self.tied)
+        return max(sizes) / tp_size / GB + _WORKING_GB
 
     def token_bytes(self, tp_size: int, pp_size: int) -> int:
         """K and V of one token on the largest rank, in two-byte numbers."""
-        heads, layers = -(-self.kv_heads // tp_size), -(-self.layers // pp_size)
-        return 4 * heads * self.head_dim * layers
+        heads = -(-self.kv_heads // tp_size)
+        return 4 * heads * self.head_dim * max(self.stages(pp_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +184,7 @@ def split_estimate(facts: Facts, traffic: Traffic) -> Split:
     return Split(encode_s * 1e3, decode_s * 1e3, share, best, gain)
 
 
-def describe(model_dir: Path, traffic: Traffic) -> Iterator[tuple[str, str]]:
+def describe(model_dir: Path, traffic: Traffic, ranks: Ranks) -> Iterator[tuple[str, str]]:
     """Lines of the report: what, and what was found. Raises ValueError."""
     facts = Facts.of(model_dir)
     yield "family", facts.family
@@ -154,16 +195,14 @@ def describe(model_dir: Path, traffic: Traffic) -> Iterator[tuple[str, str]]:
         _sizes(facts.text_parameters, facts.text_bytes)
         + (active if facts.active_parameters < facts.text_parameters else ""),
     )
+    yield f"tp {ranks.tp_size} x pp {ranks.pp_size}", _laid_out(facts, traffic, ranks)
     fitting = []
-    for tp_size in _TP_SIZES:
-        for pp_size in _PP_SIZES:
-            need = facts.rank_gb(tp_size, pp_size)
-            if facts.divides(tp_size, pp_size) and need < traffic.gpu_gb:
-                room = (traffic.gpu_gb - need) * GB / facts.token_bytes(tp_size, pp_size)
-                fitting.append(
-                    f"tp {tp_size} x pp {pp_size}: {need:.1f} GB a rank, "
-                    f"{room / 1e3:.0f} k tokens of K and V"
-                )
+    for one in (Ranks(tp, pp) for tp in _TP_SIZES for pp in _PP_SIZES):
+        if not facts.obstacle(one.tp_size, one.pp_size):
+            need = facts.rank_gb(one.tp_size, one.pp_size)
+            if need < traffic.gpu_gb:
+                told = _laid_out(facts, traffic, one)
+                fitting.append(f"tp {one.tp_size} x pp {one.pp_size}: {told}")
     yield f"layouts on {traffic.gpu_gb:.0f} GB GPUs", "\n".join(fitting) or "none fits"
     split = split_estimate(facts, traffic)
     yield (
@@ -174,6 +213,17 @@ def describe(model_dir: Path, traffic: Traffic) -> Iterator[tuple[str, str]]:
         f"{split.throughput:.0%} of the throughput of GPUs that do both, and no answer waits "
         f"{split.encode_ms:.1f} ms for somebody's pictures",
     )
+
+
+def _laid_out(facts: Facts, traffic: Traffic, ranks: Ranks) -> str:
+    tp_size, pp_size = ranks.tp_size, ranks.pp_size
+    if reason := facts.obstacle(tp_size, pp_size):
+        return f"cannot be: {reason}"
+    need = facts.rank_gb(tp_size, pp_size)
+    room = (traffic.gpu_gb - need) * GB / facts.token_bytes(tp_size, pp_size)
+    if room <= 0:
+        return f"{need:.1f} GB a rank, more than a GPU of {traffic.gpu_gb:.0f} GB has"
+    return f"{need:.1f} GB a rank, {room / 1e3:.0f} k tokens of K and V"
 
 
 def _sizes(parameters: int, size: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from chiasm.stages import layer_counts
 from decoder_svc.parallel.one_shot import OneShotAllReduce
 
 
@@ -71,7 +72,7 @@ class ParallelMesh:
         Raises:
             ValueError: A stage would have no layer.
         """
-        counts = _layer_counts(num_layers, self.pp_size, head)
+        counts = layer_counts(num_layers, self.pp_size, head)
         begin = sum(counts[: self.pp_rank])
         return range(begin, begin + counts[self.pp_rank])
 
@@ -129,20 +130,3 @@ class ParallelMesh:
         """This rank's part of a vocabulary, padded so that every rank holds equally many rows."""
         width = -(-size // self.tp_size)
         return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)
-
-
-def _layer_counts(num_layers: int, num_stages: int, head: float) -> list[int]:
-    """Layers of each stage; all but the last alike, the earlier ones take the remainder."""
-    if num_layers < num_stages:
-        raise ValueError(f"{num_layers} layers cannot fill {num_stages} pipeline stages")
-    others = num_stages - 1
-    if not others:
-        return [num_layers]
-    fair = (num_layers + head) / num_stages
-
-    def cost(last: int) -> tuple[float, float]:
-        return max(-(-(num_layers - last) // others), last + head), abs(last + head - fair)
-
-    last = min(range(1, num_layers - others + 1), key=cost)
-    base, extra = divmod(num_layers - last, others)
-    return [base + (stage < extra) for stage in range(others)] + [last]
