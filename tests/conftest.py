@@ -74,9 +74,9 @@ _LAYOUT_TEST = re.compile(r"test_layouts_agree(_over_the_services)?\[(.*)-\(")
 _LAYOUTS = """
 # Layouts
 
-The same 16 greedy tokens of five prompts (two pictures a second time, for the prefix cache) on tp {1, 2} x pp {1, 2, 4},
-with experts also ep 2, x prompts in chunks of 16 or whole x prefix cache on and off. *whole*: the engine and its rows in
-one process; *split*: encoder, decoder and gateway as services. Models of 12 layers.
+The same 16 greedy tokens of five prompts (one twice, for the prefix cache) on tp {1, 2} x pp {1, 2,
+4}, with experts also ep 2, x prompts in chunks of 16 or whole x prefix cache on and off. *whole*:
+engine and rows in one process; *split*: encoder, decoder and gateway as services. 12 layers each.
 """
 _TABLE = "\n| architecture | whole | split |\n|---|---:|---:|\n"
 
