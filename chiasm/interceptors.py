@@ -33,7 +33,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = handler_call_details.method
         if handler.response_streaming:
             behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            wrapped = _stream(behaviour, method)
+            wrapped = guarded(behaviour, method)
             make = (
                 grpc.stream_stream_rpc_method_handler
                 if handler.request_streaming
@@ -66,7 +66,9 @@ def _unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
     return handle
 
 
-def _stream(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+def guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    """A behaviour that streams, whose errors leave by `context.abort`."""
+
     async def handle(
         request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import chiasm
+from chiasm import bundles
 from chiasm.checkpoint import resolve_model
 from chiasm.collector import keep_loaded_objects
 from chiasm.config import DecoderConfig
@@ -221,5 +222,5 @@ def describe(
 
 def features_of(parts: Parts) -> tuple[str, ...]:
     """What a gateway may ask for."""
-    always = ("n", "penalties", "logprobs", "logit_bias", "resume", "hedge")
+    always = ("n", "penalties", "logprobs", "logit_bias", "resume", "hedge", bundles.FEATURE)
     return (*always, "grammar") if parts.grammars.available else always

@@ -1,12 +1,14 @@
-"""The decoder's rpcs: Generate joins a gRPC stream to the engine's; Describe, WatchLoad."""
+"""The decoder's rpcs: Generate, alone or many on one stream, joins a caller to the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 
+from chiasm.bundles import BundleServer
 from chiasm.errors import ChiasmError, InvalidRequest
 from chiasm.server import load_interval_s
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
@@ -19,6 +21,7 @@ from decoder_svc.wire import to_command, to_response
 SERVICE_NAME = "chiasm.v1.Decoder"
 
 Context = grpc.aio.ServicerContext[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
+BundleContext = grpc.aio.ServicerContext[common_pb2.Bundle, common_pb2.Bundle]
 
 
 class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
@@ -74,6 +77,16 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         finally:
             listening.cancel()
             stream.close()
+
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[common_pb2.Bundle], context: BundleContext
+    ) -> AsyncIterator[common_pb2.Bundle]:
+        """Many Generates of one gateway."""
+        parse = decoder_pb2.GenerateRequest.FromString
+        server = BundleServer(self.Generate, parse, method="GenerateMany")
+        async with aclosing(server.serve(request_iterator)) as bundles:
+            async for bundle in bundles:
+                yield bundle
 
     async def _listen(
         self, messages: AsyncIterator[decoder_pb2.GenerateRequest], stream: EventStream

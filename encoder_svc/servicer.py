@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from chiasm.bundles import BundleServer
 from chiasm.config import EncoderConfig
 from chiasm.digest import DIGEST_BYTES
 from chiasm.errors import EmbeddingLost, InvalidRequest, TooLarge, Unavailable
@@ -106,6 +107,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServicer):
             self.store.end_encode(opening.encode_id)
             self._metrics.requests.labels(outcome).inc()
             self._metrics.cache_bytes.set(self.store.used_bytes)
+
+    async def EncodeMany(
+        self, requests: AsyncIterator[common_pb2.Bundle], context: Context
+    ) -> AsyncIterator[common_pb2.Bundle]:
+        """Many Encodes of one gateway."""
+        parse = encoder_pb2.EncodeRequest.FromString
+        server = BundleServer(self.Encode, parse, method="EncodeMany")
+        async with aclosing(server.serve(requests)) as bundles:
+            async for bundle in bundles:
+                yield bundle
 
     async def Fetch(
         self, requests: AsyncIterator[encoder_pb2.FetchRequest], context: Context

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import chiasm
+from chiasm import bundles
 from chiasm.allocator import keep_freed_memory
 from chiasm.checkpoint import resolve_model
 from chiasm.collector import keep_loaded_objects
@@ -191,7 +192,7 @@ def describe(config: EncoderConfig, parts: Parts, port: int) -> common_pb2.Descr
     address = advertised_address(config.server, port)
     return common_pb2.Description(
         contract=CONTRACT,
-        features=("frame_runs", "segments"),
+        features=("frame_runs", "segments", bundles.FEATURE),
         role="encoder",
         instance_id=instance_id,
         epoch=epoch,

@@ -215,6 +215,7 @@ def _uvicorn_config(app: object, context: ssl.SSLContext | None) -> uvicorn.Conf
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for the client's address
         timeout_keep_alive=_SILENCE_S,
         timeout_graceful_shutdown=int(_CUT_OFF_S),
     )

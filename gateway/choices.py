@@ -63,18 +63,20 @@ class Choices:
         if self._ended[choice]:
             self.overrun += len(delta.token_ids)
             return []
-        self._ids[choice].extend(delta.token_ids)
-        piece = self._detokenizers[choice].push(delta.token_ids)
-        # Logprobs are there for every id or, when not asked for, for none.
-        logprobs = tuple(
-            TokenLogprob(token_id, entry.logprob, _top(entry))
-            for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=False)
-        )
+        ids = tuple(delta.token_ids)
+        self._ids[choice] += ids
+        piece = self._detokenizers[choice].push(ids)
         reader = self._readers[choice]
         heard = reader.push(piece.text) if piece.text else NOTHING
-        ids, calls = tuple(delta.token_ids), heard.calls
-        size = self._prompt_tokens
-        said = Delta(choice, heard.text, ids, logprobs, heard.reasoning, calls, size)
+        said = Delta(
+            choice,
+            heard.text,
+            ids,
+            _logprobs(delta) if delta.logprobs else (),
+            heard.reasoning,
+            heard.calls,
+            self._prompt_tokens,
+        )
         events: list[ChoiceEvent] = [said]
         if piece.stopped or reader.over:
             events += self._end(choice, FinishReason.STOP)
@@ -108,6 +110,14 @@ def _said(choice: int, heard: Heard) -> list[ChoiceEvent]:
     if heard == NOTHING:
         return []
     return [Delta(choice, heard.text, reasoning=heard.reasoning, calls=heard.calls)]
+
+
+def _logprobs(delta: decoder_pb2.TokenDelta) -> tuple[TokenLogprob, ...]:
+    """There for every id or, when not asked for, for none."""
+    return tuple(
+        TokenLogprob(token_id, entry.logprob, _top(entry))
+        for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=False)
+    )
 
 
 def _top(entry: decoder_pb2.TokenLogprobs) -> tuple[tuple[int, float], ...]:

@@ -54,8 +54,9 @@ class Detokenizer:
         """Takes the next ids; returns what can be said for sure."""
         if self.stopped:
             return Piece("", True)
-        kept = [token_id for token_id in token_ids if token_id not in self._skip]
-        text = self._decoder.push(kept) if kept else ""
+        if not self._skip.isdisjoint(token_ids):
+            token_ids = [token_id for token_id in token_ids if token_id not in self._skip]
+        text = self._decoder.push(token_ids) if token_ids else ""
         return Piece(self._stops.push(text) if text else "", self.stopped)
 
     def flush(self) -> str:

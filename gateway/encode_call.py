@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
+from chiasm import bundles
 from chiasm.errors import ChiasmError, Unavailable
 from chiasm.plan import Source
 from chiasm.telemetry import GatewayMetrics
@@ -89,7 +90,10 @@ class EncodeCall:
             if self._let_go:  # before it had begun: the decoder knew the prompt
                 return
             client = scope.fleet.encoder(self.endpoint.address)
-            self._stream = stream = client.encode(timeout_s=scope.timeline.remaining_s())
+            self._stream = stream = client.encode(
+                timeout_s=scope.timeline.remaining_s(),
+                bundled=bundles.FEATURE in self.endpoint.features,
+            )
             start = encoder_pb2.EncodeStart(
                 context=scope.context,
                 encode_id=self._encode_id,

@@ -1,6 +1,8 @@
-"""Encode and Generate of one request, side by side: one reader, one queue of events.
+"""Encode and Generate of one request, side by side: one reader, one inbox.
 
-Owns every task and stream of the request; `close` ends them all. Decides nothing about media.
+Owns every task and stream of the request; `close` ends them all. Decides nothing about media. What
+the decoder says of media is seen to as it comes, whoever is slow; what it says to the client is
+made into events when the client takes them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+from chiasm import bundles
 from chiasm.errors import (
     ChiasmError,
     EmbeddingLost,
@@ -24,6 +27,7 @@ from gateway.clients import GenerateStream
 from gateway.discovery import Fleet
 from gateway.encode_call import Scope
 from gateway.encodings import Encodings
+from gateway.inbox import Inbox
 from gateway.messages import ChoiceDone, Event, JobDone, Usage
 from gateway.order import Order
 from gateway.routing import Endpoint
@@ -32,8 +36,12 @@ from gateway.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 
-class _Nudge:
+class Nudge:
     """Wakes the consumer: the encodings have settled."""
+
+
+TokenDelta = decoder_pb2.TokenDelta
+News = TokenDelta | decoder_pb2.ChoiceFinished | decoder_pb2.GenerateDone | ChiasmError | Nudge
 
 
 class Flight:
@@ -69,7 +77,7 @@ class Flight:
         self._timeline = timeline
         self._metrics = metrics
         self._gated = not choices.begun  # hold the first event until every item was decoded
-        self._queue: asyncio.Queue[Event | ChiasmError | _Nudge] = asyncio.Queue()
+        self._inbox: Inbox[News] = Inbox()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
         scope = Scope(order.context, fleet, decoder, timeline, metrics, hedge_after_s)
         self._encodings = Encodings(order, scope, listener=self)
@@ -80,13 +88,18 @@ class Flight:
         """Starts both calls; yields from the first token on, once every item was decoded."""
         await self._start()
         held: list[Event] = []
-        while True:
-            event = await self._queue.get()
-            if isinstance(event, ChiasmError):
-                raise event
-            if not isinstance(event, _Nudge):
-                held.append(event)
-            if not held or (self._gated and not self._encodings.settled):
+        failure: ChiasmError | None = None
+        while failure is None:
+            try:
+                for news in joined(await self._inbox.take()):
+                    events = self._heard(news)
+                    held += events
+                    if isinstance(news, TokenDelta) and _ends(events):
+                        await self._stop(news.choice)
+            except ChiasmError as error:
+                failure = error
+            self._gated = self._gated and not self._encodings.settled
+            if self._gated or not held:
                 continue  # an item may still turn out broken: that is a 400, not half an answer
             self._timeline.mark("first_token")
             for ready in held:
@@ -94,6 +107,7 @@ class Flight:
             if isinstance(held[-1], JobDone):
                 return
             held.clear()
+        raise failure
 
     async def close(self) -> None:
         """Cancels whatever still runs, on all services."""
@@ -107,11 +121,11 @@ class Flight:
 
     def encodings_settled(self) -> None:
         """From Encodings: held events may go."""
-        self._queue.put_nowait(_Nudge())
+        self._inbox.put(Nudge())
 
     def encoding_failed(self, error: ChiasmError) -> None:
         """From Encodings: the request fails."""
-        self._queue.put_nowait(error)
+        self._inbox.put(error)
 
     async def encoding_moved(self, move: decoder_pb2.GenerateRequest) -> None:
         """From Encodings: tells the decoder where to fetch now."""
@@ -130,7 +144,10 @@ class Flight:
         except Unavailable as error:  # it has just gone
             self._blame(error)
             raise
-        self._generate = client.generate(timeout_s=self._timeline.remaining_s())
+        self._generate = client.generate(
+            timeout_s=self._timeline.remaining_s(),
+            bundled=bundles.FEATURE in self._decoder.features,
+        )
         self._encodings.launch()
         start = decoder_pb2.GenerateStart(
             context=order.context,
@@ -143,6 +160,7 @@ class Flight:
         await self._generate.send(decoder_pb2.GenerateRequest(start=start))
         for choice in self._choices.ended:
             await self._stop(choice)
+        self._generate.at_once(self._at_once)
         self._reader = asyncio.create_task(self._read(self._generate))
         self._reader.add_done_callback(self._ended)
 
@@ -155,7 +173,7 @@ class Flight:
             raise Unavailable("the decoder ended the stream early")
         except ChiasmError as error:
             self._blame(error)
-            self._queue.put_nowait(error)
+            self._inbox.put(error)
 
     def _blame(self, error: ChiasmError) -> None:
         """Rows that could not be had are no fault of the decoder, and a full one is not broken."""
@@ -166,36 +184,52 @@ class Flight:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             logger.error("%s failed", self._order.context.request_id, exc_info=task.exception())
-            self._queue.put_nowait(Internal("internal error"))
+            self._inbox.put(Internal("internal error"))
+
+    def _at_once(self, message: decoder_pb2.GenerateResponse) -> bool:
+        """What is for the client needs no seeing to here."""
+        if message.WhichOneof("kind") != "tokens":
+            return False
+        self._inbox.put(message.tokens)
+        return True
 
     async def _handle(self, message: decoder_pb2.GenerateResponse) -> bool:
         """Acts on one message; True when it was the last."""
         kind = message.WhichOneof("kind")
         if kind == "accepted" and message.accepted.decoder_epoch != self._decoder.epoch:
             raise Unavailable("another process answers at the decoder's address")
-        if kind == "tokens":
-            for event in self._choices.push(message.tokens):
-                self._queue.put_nowait(event)
-                if isinstance(event, ChoiceDone):
-                    await self._stop(event.choice)
-        elif kind == "finished":
-            for event in self._choices.finish(message.finished):
-                self._queue.put_nowait(event)
-        elif kind == "landed":
+        if kind == "landed":
             await self._encodings.landed(message.landed.item)
         elif kind == "embedding_lost":
             self._metrics.embedding_lost.labels(_cause(message.embedding_lost)).inc()
             await self._encodings.lost(message.embedding_lost)
-        elif kind == "done":
-            self._done(message.done)
+        elif kind in ("tokens", "finished", "done"):
+            self._inbox.put(getattr(message, kind))
         return bool(kind == "done")
+
+    def _heard(self, news: News) -> list[Event]:
+        """What the client is told."""
+        match news:
+            case TokenDelta():
+                return [*self._choices.push(news)]
+            case decoder_pb2.ChoiceFinished():
+                try:
+                    return [*self._choices.finish(news)]
+                except Unavailable as error:
+                    self._blame(error)
+                    raise
+            case decoder_pb2.GenerateDone():
+                return [self._done(news)]
+            case ChiasmError():
+                raise news
+        return []
 
     async def _stop(self, choice: int) -> None:
         assert self._generate is not None
         stop = decoder_pb2.StopChoice(choice=choice)
         await self._generate.send(decoder_pb2.GenerateRequest(stop_choice=stop))
 
-    def _done(self, done: decoder_pb2.GenerateDone) -> None:
+    def _done(self, done: decoder_pb2.GenerateDone) -> JobDone:
         for name in ("queue", "transfer", "prefill", "decode"):
             self._timeline.add(name, getattr(done, f"{name}_ms"))
         usage = Usage(
@@ -204,7 +238,25 @@ class Flight:
             cached_tokens=done.cached_tokens,
         )
         self._timeline.mark("first_token")
-        self._queue.put_nowait(JobDone(usage, self._timeline.timings()))
+        return JobDone(usage, self._timeline.timings())
+
+
+def _ends(events: list[Event]) -> bool:
+    return len(events) > 1 and isinstance(events[-1], ChoiceDone)
+
+
+def joined(news: list[News]) -> list[News]:
+    """Tokens of a choice that follow one another as one: who is behind gets longer pieces."""
+    kept = news[:1]
+    for one in news[1:]:
+        last = kept[-1]
+        if not isinstance(one, TokenDelta) or not isinstance(last, TokenDelta):
+            kept.append(one)
+        elif one.choice == last.choice:
+            last.MergeFrom(one)
+        else:
+            kept.append(one)
+    return kept
 
 
 def _cause(lost: decoder_pb2.EmbeddingLost) -> str:

@@ -36,6 +36,7 @@ class Vocabulary:
         self._plain.no_padding()
         plain = [token["content"] for token in added if not token["special"]]
         self.specials = SpecialTokens(special, plain)
+        self._bytes: dict[int, bytes] = {}
         self._special_ids = frozenset(map(self._id, special))
         self._added = {token["content"]: self._id(token["content"]) for token in added}
         self._sealed = _sealed_copy(spec, self.specials)
@@ -107,6 +108,14 @@ class Vocabulary:
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes one id stands for; empty for an id without a token."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes_of(token_id)
+            if found:  # there are as many as tokens, and no end of other ids
+                self._bytes[token_id] = found
+        return found
+
+    def _bytes_of(self, token_id: int) -> bytes:
         token = self._plain.id_to_token(token_id)
         if token is None:
             return b""

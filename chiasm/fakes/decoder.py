@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
+from chiasm.bundles import FEATURE, BundleServer
 from chiasm.errors import ChiasmError, InvalidRequest, Unavailable
 from chiasm.handshake import CONTRACT
 from chiasm.plan import Cause
@@ -66,6 +67,7 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
     Args:
         script: What it generates and what goes wrong.
         description: What Describe answers; role, contract and epoch are filled in.
+        bundled: Whether it says that it takes many calls on one stream.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
         script: Script | None = None,
         *,
         description: common_pb2.Description | None = None,
+        bundled: bool = True,
     ) -> None:
+        self.bundled = bundled
         self.script = script or Script()
         self.epoch = secrets.randbits(63) | 1
         self.description = description or common_pb2.Description()
@@ -111,6 +115,16 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
             with suppress(asyncio.CancelledError):
                 await reader
 
+    async def GenerateMany(
+        self, requests: AsyncIterator[common_pb2.Bundle], context: Context
+    ) -> AsyncIterator[common_pb2.Bundle]:
+        """Many of them on one stream."""
+        parse = decoder_pb2.GenerateRequest.FromString
+        server = BundleServer(self.Generate, parse, method="GenerateMany")
+        async with aclosing(server.serve(requests)) as bundles:
+            async for bundle in bundles:
+                yield bundle
+
     async def Describe(
         self, request: common_pb2.DescribeRequest, context: Context
     ) -> common_pb2.Description:
@@ -119,6 +133,7 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
         answer.CopyFrom(self.description)
         answer.contract.CopyFrom(CONTRACT)
         answer.role = "decoder"
+        answer.features.extend([FEATURE] if self.bundled else [])
         answer.epoch = self.epoch
         return answer
 
@@ -157,7 +172,7 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
         for step in range(budget + 1):
             if step == self.script.die_after:
                 raise Unavailable("made to die")
-            await asyncio.sleep(self.script.token_s)
+            await self._step()
             for choice, ids in tuple(open_choices.items()):
                 if choice in generation.stopped or step >= len(ids):
                     yield self._finished(choice, whole=len(ids) < budget)
@@ -176,6 +191,12 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
                 completion_tokens=sum(len(ids) for ids in outputs.values()),
             )
         )
+
+    async def _step(self) -> None:
+        """As an engine's, one step is everybody's: all wake at the same multiples of `token_s`."""
+        token_s = self.script.token_s
+        left_s = token_s - asyncio.get_running_loop().time() % token_s if token_s else 0.0
+        await asyncio.sleep(left_s)
 
     def _finished(self, choice: int, *, whole: bool) -> decoder_pb2.GenerateResponse:
         """STOP when the script ended before the budget did, LENGTH otherwise."""

@@ -6,11 +6,13 @@ import asyncio
 import secrets
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 
+from chiasm.bundles import FEATURE, BundleServer
 from chiasm.errors import EmbeddingLost, ResourceExhausted
 from chiasm.fakes.rows import NAN_BYTE, pattern_rows
 from chiasm.handshake import CONTRACT
@@ -54,6 +56,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         segment_rows: Most rows of one segment.
         description: What Describe answers; role, contract, epoch and rows are filled in.
         faults: What goes wrong.
+        bundled: Whether it says that it takes many calls on one stream.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         segment_rows: int = 64,
         description: common_pb2.Description | None = None,
         faults: EncoderFaults | None = None,
+        bundled: bool = True,
     ) -> None:
+        self.bundled = bundled
         self.row_format = row_format or RowFormat(8, 1, "float32")
         self.segment_rows = segment_rows
         self.epoch = secrets.randbits(63) | 1
@@ -124,6 +129,16 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
                 entry.failed = Cause.LOST
                 entry.ready.set()
 
+    async def EncodeMany(
+        self, requests: AsyncIterator[common_pb2.Bundle], context: Context
+    ) -> AsyncIterator[common_pb2.Bundle]:
+        """Many of them on one stream."""
+        parse = encoder_pb2.EncodeRequest.FromString
+        server = BundleServer(self.Encode, parse, method="EncodeMany")
+        async with aclosing(server.serve(requests)) as bundles:
+            async for bundle in bundles:
+                yield bundle
+
     def forget(self) -> None:
         """Drops what it remembers of calls that have ended."""
         self.encodes.clear()
@@ -170,6 +185,7 @@ class FakeEncoder(encoder_pb2_grpc.EncoderServicer):
         answer.CopyFrom(self.description)
         answer.contract.CopyFrom(CONTRACT)
         answer.role = "encoder"
+        answer.features.extend([FEATURE] if self.bundled else [])
         answer.epoch = self.epoch
         answer.rows.CopyFrom(self.row_format.to_proto())
         return answer

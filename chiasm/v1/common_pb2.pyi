@@ -235,3 +235,25 @@ class Worker(_message.Message):
     epoch: int
     address: str
     def __init__(self, instance_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Bundle(_message.Message):
+    __slots__ = ("strands",)
+    STRANDS_FIELD_NUMBER: _ClassVar[int]
+    strands: _containers.RepeatedCompositeFieldContainer[Strand]
+    def __init__(self, strands: _Optional[_Iterable[_Union[Strand, _Mapping]]] = ...) -> None: ...
+
+class Strand(_message.Message):
+    __slots__ = ("call", "message", "timeout_s", "end", "cancelled", "error")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    message: bytes
+    timeout_s: float
+    end: bool
+    cancelled: bool
+    error: ErrorDetail
+    def __init__(self, call: _Optional[int] = ..., message: _Optional[bytes] = ..., timeout_s: _Optional[float] = ..., end: bool = ..., cancelled: bool = ..., error: _Optional[_Union[ErrorDetail, _Mapping]] = ...) -> None: ...

@@ -40,6 +40,11 @@ class DecoderStub(object):
                 request_serializer=chiasm_dot_v1_dot_decoder__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=chiasm_dot_v1_dot_decoder__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/chiasm.v1.Decoder/GenerateMany',
+                request_serializer=chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
+                response_deserializer=chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/chiasm.v1.Decoder/Describe',
                 request_serializer=chiasm_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
@@ -59,6 +64,13 @@ class DecoderServicer(object):
         """Gateway -> decoder. First message `start`; later ones move parts to other encoders or end
         choices. Token ids come back; text is the gateway's business. Half-closing is normal, cancelling
         the rpc aborts the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Gateway -> decoder. Many Generates on one stream, which stays open as long as the channel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +96,11 @@ def add_DecoderServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=chiasm_dot_v1_dot_decoder__pb2.GenerateRequest.FromString,
                     response_serializer=chiasm_dot_v1_dot_decoder__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
+                    response_serializer=chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -123,6 +140,33 @@ class Decoder(object):
             '/chiasm.v1.Decoder/Generate',
             chiasm_dot_v1_dot_decoder__pb2.GenerateRequest.SerializeToString,
             chiasm_dot_v1_dot_decoder__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/chiasm.v1.Decoder/GenerateMany',
+            chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
+            chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,11 @@ class EncoderStub(object):
                 request_serializer=chiasm_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=chiasm_dot_v1_dot_encoder__pb2.EncodeResponse.FromString,
                 _registered_method=True)
+        self.EncodeMany = channel.stream_stream(
+                '/chiasm.v1.Encoder/EncodeMany',
+                request_serializer=chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
+                response_deserializer=chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
+                _registered_method=True)
         self.Fetch = channel.stream_stream(
                 '/chiasm.v1.Encoder/Fetch',
                 request_serializer=chiasm_dot_v1_dot_encoder__pb2.FetchRequest.SerializeToString,
@@ -69,6 +74,13 @@ class EncoderServicer(object):
         """Gateway -> encoder. First message `start`, then `chunk`s of the media. The gateway keeps the
         stream open as its interest in the entry, until the decoder has reported the item landed; then
         it half-closes. The open stream is the lease: no timer, nothing to leak.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodeMany(self, request_iterator, context):
+        """Gateway -> encoder. Many Encodes on one stream, which stays open as long as the channel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +121,11 @@ def add_EncoderServicer_to_server(servicer, server):
                     servicer.Encode,
                     request_deserializer=chiasm_dot_v1_dot_encoder__pb2.EncodeRequest.FromString,
                     response_serializer=chiasm_dot_v1_dot_encoder__pb2.EncodeResponse.SerializeToString,
+            ),
+            'EncodeMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.EncodeMany,
+                    request_deserializer=chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
+                    response_serializer=chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
             ),
             'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -158,6 +175,33 @@ class Encoder(object):
             '/chiasm.v1.Encoder/Encode',
             chiasm_dot_v1_dot_encoder__pb2.EncodeRequest.SerializeToString,
             chiasm_dot_v1_dot_encoder__pb2.EncodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EncodeMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/chiasm.v1.Encoder/EncodeMany',
+            chiasm_dot_v1_dot_common__pb2.Bundle.SerializeToString,
+            chiasm_dot_v1_dot_common__pb2.Bundle.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,31 +5,46 @@ from __future__ import annotations
 import grpc
 
 from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
-from gateway.clients.peer import PeerClient
+from gateway.clients.bundle import BundledStream
+from gateway.clients.framing import Buffers, field_head
+from gateway.clients.peer import PeerClient, opener
 from gateway.clients.stream import Duplex
 
 _CHUNK_BYTES = 1 << 20
-_LENGTH_DELIMITED = 2
-_CHUNK_TAG = encoder_pb2.EncodeRequest.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 
-EncodeStream = Duplex[encoder_pb2.EncodeRequest | bytes, encoder_pb2.EncodeResponse]
+EncodeStream = (
+    Duplex[encoder_pb2.EncodeRequest | Buffers, encoder_pb2.EncodeResponse]
+    | BundledStream[encoder_pb2.EncodeRequest, encoder_pb2.EncodeResponse]
+)
 """What is written is a request, or one that is already in its wire format."""
 
 
 class EncoderClient(PeerClient):
-    """One encoder worker behind one channel. The channel's owner closes it."""
+    """One encoder worker behind one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        super().__init__(encoder_pb2_grpc.EncoderStub(channel))
+        super().__init__(
+            encoder_pb2_grpc.EncoderStub(channel), opener(channel, "/chiasm.v1.Encoder/EncodeMany")
+        )
         self._encode = channel.stream_stream(
             "/chiasm.v1.Encoder/Encode",
             request_serializer=_serialize,
             response_deserializer=encoder_pb2.EncodeResponse.FromString,
         )
 
-    def encode(self, *, timeout_s: float) -> EncodeStream:
-        """A new Encode; send its start first, close it at the end."""
-        stream = EncodeStream(self._encode(None, timeout=timeout_s))
+    def encode(self, *, timeout_s: float, bundled: bool = False) -> EncodeStream:
+        """A new Encode; send its start first, close it at the end.
+
+        Args:
+            timeout_s: What it may take.
+            bundled: The encoder takes many on one stream.
+        """
+        stream: EncodeStream
+        if bundled:
+            parse = encoder_pb2.EncodeResponse.FromString
+            stream = self.bundle().open(parse, timeout_s=timeout_s)
+        else:
+            stream = Duplex(self._encode(None, timeout=timeout_s))
         self.streams.add(stream)
         return stream
 
@@ -42,16 +57,10 @@ async def send_media(stream: EncodeStream, data: bytes) -> None:
             return
 
 
-def chunk_request(data: bytes | memoryview) -> bytes:
-    """`EncodeRequest(chunk=data)` in its wire format, with one copy where protobuf makes three."""
-    head = bytearray((_CHUNK_TAG,))
-    size = len(data)
-    while size >= 0x80:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return b"".join((head, data))
+def chunk_request(data: memoryview) -> Buffers:
+    """`EncodeRequest(chunk=data)` in its wire format, not yet copied."""
+    return field_head(encoder_pb2.EncodeRequest.CHUNK_FIELD_NUMBER, len(data)), data
 
 
-def _serialize(message: encoder_pb2.EncodeRequest | bytes) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()
+def _serialize(message: encoder_pb2.EncodeRequest | Buffers) -> bytes:
+    return b"".join(message) if isinstance(message, tuple) else message.SerializeToString()

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
 
 from chiasm.channel import messages, typed_errors
 from chiasm.v1 import common_pb2, decoder_pb2_grpc, encoder_pb2_grpc
+from gateway.clients.bundle import Bundle, BundleCall
 from gateway.clients.stream import OpenStreams
 
 
 class PeerClient:
-    """One peer behind one channel. The channel's owner closes it."""
+    """One peer behind one channel. Close it before the channel, which is its owner's.
 
-    def __init__(self, stub: encoder_pb2_grpc.EncoderStub | decoder_pb2_grpc.DecoderStub) -> None:
+    Args:
+        stub: Of its service.
+        open_bundle: Begins a stream of many calls.
+    """
+
+    def __init__(
+        self,
+        stub: encoder_pb2_grpc.EncoderStub | decoder_pb2_grpc.DecoderStub,
+        open_bundle: Callable[[], BundleCall],
+    ) -> None:
         self._peer = stub
+        self._open_bundle = open_bundle
+        self._bundle: Bundle | None = None
         self.streams = OpenStreams()
 
     async def describe(self, *, timeout_s: float) -> common_pb2.Description:
@@ -27,3 +41,22 @@ class PeerClient:
     def watch_load(self, *, interval_ms: int) -> AsyncGenerator[common_pb2.Load, None]:
         """Load until the peer goes away."""
         return messages(self._peer.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=interval_ms)))
+
+    async def close(self) -> None:
+        """Ends the calls that share a stream."""
+        if self._bundle is not None:
+            await self._bundle.close()
+
+    def bundle(self) -> Bundle:
+        """The stream that many calls share."""
+        if self._bundle is None or self._bundle.broken:
+            self._bundle = Bundle(self._open_bundle())
+        return self._bundle
+
+
+def opener(channel: grpc.aio.Channel, method: str) -> Callable[[], BundleCall]:
+    """Begins streams of many calls; bundles are written by hand."""
+    method_of_many = channel.stream_stream(
+        method, request_serializer=None, response_deserializer=common_pb2.Bundle.FromString
+    )
+    return lambda: method_of_many(None)

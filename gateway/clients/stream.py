@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
@@ -29,6 +29,9 @@ class Duplex(Generic[Request, Response]):
         """Called once the call has ended."""
         self._call.add_done_callback(lambda _: callback())
 
+    def at_once(self, shortcut: Callable[[Response], bool]) -> None:
+        """As at a bundle's call; here every message wakes the reader anyway."""
+
     async def send(self, message: Request) -> bool:
         """Writes one message; False when the call has ended or was half-closed."""
         async with self._lock:
@@ -39,7 +42,7 @@ class Duplex(Generic[Request, Response]):
             except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
                 return False
             except asyncio.CancelledError:
-                if self._given_up is None or _being_cancelled():
+                if self._given_up is None or being_cancelled():
                     raise
                 return False
             return True
@@ -67,7 +70,7 @@ class Duplex(Generic[Request, Response]):
         except Cancelled as error:
             raise Unavailable("the peer cancelled the call") from error
         except asyncio.CancelledError:
-            if self._given_up is None or _being_cancelled():
+            if self._given_up is None or being_cancelled():
                 raise
             raise self._given_up from None
 
@@ -82,16 +85,26 @@ class Duplex(Generic[Request, Response]):
         await close_quietly(self._call)
 
 
+class OpenStream(Protocol):
+    """What is counted: a `Duplex`, or a call of a bundle."""
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Called once the call has ended."""
+
+    def give_up(self, error: ChiasmError) -> None:
+        """The peer does not answer any more."""
+
+
 class OpenStreams:
     """The streams of one peer that have not ended."""
 
     def __init__(self) -> None:
-        self._streams: set[Duplex[Any, Any]] = set()
+        self._streams: set[OpenStream] = set()
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def add(self, stream: Duplex[Any, Any]) -> None:
+    def add(self, stream: OpenStream) -> None:
         """Counts a stream until it is over."""
         self._streams.add(stream)
         stream.on_end(lambda: self._streams.discard(stream))
@@ -102,6 +115,7 @@ class OpenStreams:
             stream.give_up(error)
 
 
-def _being_cancelled() -> bool:
+def being_cancelled() -> bool:
+    """Whether it is the running task that somebody cancels, and not what it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -177,6 +177,7 @@ class Fleet:
         for child in [p for p, m in self._members.items() if m.parent == peer]:
             await self._drop(child)
         if self._closing or not len(member.client.streams):
+            await member.client.close()
             await member.channel.close(None)
             return
         self._retire(member)
@@ -271,6 +272,7 @@ async def _close_once_idle(member: _Member, at_least_s: float) -> None:
         logger.warning("%s %s: cut off", member.peer.role, member.peer.address)
     finally:
         member.client.streams.give_up(Unavailable("the peer has gone"))
+        await member.client.close()
         await member.channel.close(None)
 
 
