@@ -18,6 +18,8 @@ from chiasm.errors import (
 )
 from gateway.api.budget import ByteLease
 from gateway.api.errors import from_validation
+from gateway.api.inline import Lifted, lift, media_urls
+from gateway.api.openai_schema import ChatBody
 
 OFF_LOOP_BYTES = 4 << 20  # parsing holds the interpreter: a thread only helps with what follows
 MAX_DEPTH = 64  # of nested JSON: templates and validators recurse
@@ -43,8 +45,34 @@ async def read_body(request: Request, model: type[Model], *, max_bytes: int) -> 
     return parse(raw, model)
 
 
+async def read_chat(request: Request, *, max_bytes: int) -> tuple[ChatBody, Lifted]:
+    """The body of a chat request, and what its media URLs stand for. Raises as `read_body`."""
+    _check_headers(request)
+    raw = await _read(request, max_bytes)
+    if len(raw) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse_chat, raw)
+    return parse_chat(raw)
+
+
+def parse_chat(raw: bytes | bytearray) -> tuple[ChatBody, Lifted]:
+    """JSON text as a chat body with long data URIs apart; raises InvalidRequest."""
+    short, lifted = lift(raw)
+    if lifted:
+        try:
+            value = _object(short)
+            if set(media_urls(value)) >= lifted.keys():
+                return _validated(value, ChatBody), lifted
+        except InvalidRequest:
+            pass  # what is wrong is said of the text as it came
+    return parse(raw, ChatBody), {}
+
+
 def parse(raw: bytes | bytearray, model: type[Model]) -> Model:
     """JSON text as `model`; raises InvalidRequest."""
+    return _validated(_object(raw), model)
+
+
+def _object(raw: bytes | bytearray) -> dict[str, Any]:
     if not raw or raw.isspace():
         raise InvalidRequest("the body is empty; a JSON object is needed")
     try:
@@ -55,6 +83,10 @@ def parse(raw: bytes | bytearray, model: type[Model]) -> Model:
         raise InvalidRequest("the body must be a JSON object")
     if _may_be_deep(raw) and _depth_exceeds(value, MAX_DEPTH):
         raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _validated(value: dict[str, Any], model: type[Model]) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.answer import caller_of, face_of, run_all, stream, whole
-from gateway.api.body import read_body
+from gateway.api.body import read_chat
 from gateway.api.jobs import chat_job
 from gateway.api.openai_schema import ChatBody
 from gateway.api.openapi import takes
@@ -27,8 +27,8 @@ async def chat_completions(request: Request) -> Response:
     answer (in a stream its last chunk) says where the time went, in milliseconds.
     """
     face = face_of(request)
-    body = await read_body(request, ChatBody, max_bytes=face.max_body_bytes)
-    job = chat_job(body, caller_of(request), vocab_size=face.vocab_size)
+    body, lifted = await read_chat(request, max_bytes=face.max_body_bytes)
+    job = chat_job(body, caller_of(request), vocab_size=face.vocab_size, lifted=lifted)
     options = body.stream_options
     usage = bool(options and options.include_usage)
     timings = bool(body.return_timings)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
 from gateway.api.guides import guide_of, toolbox_of
+from gateway.api.inline import Lifted
 from gateway.api.openai_schema import (
     ChatBody,
     CompletionBody,
@@ -36,6 +38,7 @@ from gateway.messages import (
 
 LOW_DETAIL = 512 * 512
 COMPLETION_MAX_TOKENS = 16  # /v1/completions' default, as at OpenAI
+NOTHING_LIFTED: Lifted = MappingProxyType({})
 _MOST_TOKENS = 2**31 - 1
 
 _NOT_SUPPORTED = (
@@ -70,8 +73,16 @@ class Caller:
     tracestate: str = ""
 
 
-def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
+def chat_job(
+    body: ChatBody, caller: Caller, *, vocab_size: int, lifted: Lifted = NOTHING_LIFTED
+) -> ChatJob:
     """The job of a chat request.
+
+    Args:
+        body: What was asked.
+        caller: By whom.
+        vocab_size: Ids that sampling may name.
+        lifted: Media that some of its URLs stand for.
 
     Raises:
         InvalidRequest: Naming the field that cannot be obeyed.
@@ -88,7 +99,7 @@ def chat_job(body: ChatBody, caller: Caller, *, vocab_size: int) -> ChatJob:
     return ChatJob(
         request_id=caller.request_id,
         model=body.model,
-        messages=chat_messages(body.messages),
+        messages=chat_messages(body.messages, lifted),
         sampling=_sampling(
             body,
             vocab_size,
@@ -158,9 +169,11 @@ def refuse_unsupported(body: SamplingBody) -> None:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
 
 
-def chat_messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
+def chat_messages(
+    bodies: Sequence[MessageBody], lifted: Lifted = NOTHING_LIFTED
+) -> tuple[Message, ...]:
     """Turns as the pipeline takes them; raises InvalidRequest naming the turn."""
-    return tuple(_message(body, f"messages[{index}]") for index, body in enumerate(bodies))
+    return tuple(_message(body, f"messages[{index}]", lifted) for index, body in enumerate(bodies))
 
 
 def stop_strings(body: SamplingBody) -> tuple[str, ...]:
@@ -175,7 +188,7 @@ def salted(tenant: bytes, cache_salt: str | None) -> bytes:
     return hashlib.sha256(tenant + b"\0" + cache_salt.encode()).digest()
 
 
-def _message(body: MessageBody, param: str) -> Message:
+def _message(body: MessageBody, param: str, lifted: Lifted) -> Message:
     role = Role.SYSTEM if body.role == "developer" else Role(body.role)
     if body.tool_calls and role is not Role.ASSISTANT:
         raise InvalidRequest(f"a {role} message has no tool_calls", param=f"{param}.tool_calls")
@@ -187,7 +200,7 @@ def _message(body: MessageBody, param: str) -> Message:
         )
     return Message(
         role=role,
-        parts=_parts(body.content, f"{param}.content"),
+        parts=_parts(body.content, f"{param}.content", lifted),
         tool_calls=tuple(_call(call) for call in body.tool_calls or ()),
         name=body.name,
         tool_call_id=body.tool_call_id,
@@ -195,25 +208,29 @@ def _message(body: MessageBody, param: str) -> Message:
     )
 
 
-def _parts(content: Any, param: str) -> tuple[TextPart | MediaPart, ...]:
+def _parts(content: Any, param: str, lifted: Lifted) -> tuple[TextPart | MediaPart, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+    return tuple(_part(part, f"{param}[{index}]", lifted) for index, part in enumerate(content))
 
 
-def _part(part: Any, param: str) -> TextPart | MediaPart:
+def _part(part: Any, param: str, lifted: Lifted) -> TextPart | MediaPart:
     if isinstance(part, TextContent):
         return TextPart(part.text)
     if isinstance(part, RefusalContent):
         return TextPart(part.refusal)
     if isinstance(part, ImageContent):
-        url, modality = part.image_url, Modality.IMAGE
+        where, modality = part.image_url, Modality.IMAGE
     else:
         assert isinstance(part, VideoContent)
-        url, modality = part.video_url, Modality.VIDEO
-    return MediaPart(modality, url=_url(url), param=param, options=_wishes(part, url))
+        where, modality = part.video_url, Modality.VIDEO
+    url, wishes = _url(where), _wishes(part, where)
+    data = lifted.get(url)
+    if data is not None:
+        return MediaPart(modality, data=data, param=param, options=wishes)
+    return MediaPart(modality, url=url, param=param, options=wishes)
 
 
 def _wishes(part: ImageContent | VideoContent, url: Any) -> MediaOptions | None:

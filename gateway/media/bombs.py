@@ -15,6 +15,8 @@ from chiasm.errors import InvalidMedia
 _MAX_BLOCKS = 1 << 16  # chunks, segments, fill bytes: a microsecond or more each
 _MAX_SCANS = 100  # of a progressive JPEG; encoders write about 10
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # not stuffing, not a restart
+_SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # every part of a picture is in one scan
+_FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _STANDALONE = (0x01, *range(0xD0, 0xDA))  # markers without a length
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _TABLES = re.compile(rb"stsz|stz2|trun|cmov")
@@ -63,7 +65,12 @@ def _gif_blocks(data: bytes) -> Iterator[int]:
 
 
 def _jpeg(data: bytes) -> str:
-    at, scans = 2, 0
+    """Scans and segments; nothing is looked for behind the one scan of most cameras' pictures.
+
+    That one has all components of a sequential frame: libjpeg reads no further, and refuses a file
+    in which another follows.
+    """
+    at, scans, frames = 2, 0, []
     for _ in range(_MAX_BLOCKS):
         if at + 4 > len(data):
             return ""
@@ -73,9 +80,14 @@ def _jpeg(data: bytes) -> str:
             continue
         if marker == _END_OF_IMAGE and scans:
             return ""
+        segment = data[at + 4 : at + 10]
         at += 2 if marker in _STANDALONE else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker in _FRAMES:
+            frames.append((marker, segment[5:]))
         if marker == _START_OF_SCAN:
             scans += 1
+            if frames in [[(kind, segment[:1])] for kind in _SEQUENTIAL_FRAMES]:
+                return ""
             following = _JPEG_MARKER.search(data, at)
             if scans > _MAX_SCANS:
                 return f"has more than {_MAX_SCANS} scans"

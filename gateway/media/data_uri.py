@@ -47,9 +47,9 @@ def parse_data_uri(url: str, *, max_bytes: int, param: str) -> bytes:
     if (len(url) - head.end()) // 4 * 3 > max_bytes + len(url) // 16 + 64:  # room for line breaks
         raise TooLarge(f"the medium is larger than {max_bytes} bytes", param=param)
     payload = url[head.end() :]
-    data = _strict(payload)
+    data = strict_base64(payload)
     if data is None:
-        data = _strict(_tidied(payload))
+        data = strict_base64(_tidied(payload))
     if data is None:
         raise InvalidMedia("the data URI's payload is not base64", param=param)
     if not data:
@@ -59,7 +59,7 @@ def parse_data_uri(url: str, *, max_bytes: int, param: str) -> bytes:
     return data
 
 
-def _strict(payload: str) -> bytes | None:
+def strict_base64(payload: str | memoryview) -> bytes | None:
     """What nearly everybody sends: the standard alphabet, padded, nothing else. None: it is not."""
     try:
         return _decode(payload, validate=True)

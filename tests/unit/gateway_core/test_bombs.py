@@ -107,6 +107,25 @@ def test_a_jpeg_of_a_thousand_scans() -> None:
     assert header(behind, Modality.IMAGE).width == 64
 
 
+def test_nothing_reads_a_second_scan_of_a_sequential_jpeg() -> None:
+    """So none is looked for: the first has all components, and libjpeg refuses what follows."""
+    data = picture("JPEG")
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    many = data[:end] + data[last:end] * 1000 + data[end:]
+    assert header(many, Modality.IMAGE).width == 64
+    with pytest.raises(OSError, match="broken"), Image.open(io.BytesIO(many)) as image:
+        image.load()
+
+
+def test_scans_of_single_components_are_counted() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG")
+    data = file.getvalue()
+    at = data.index(b"\xff\xda")
+    parts = data[:at] + b"\xff\xda\0\x08\1\1\0\0?\0" * 1000 + data[at:]
+    refused(parts, Modality.IMAGE, "scans")
+
+
 @pytest.mark.parametrize("filler", [b"!\xfe\1a\0", b"\0"], ids=["comments", "junk"])
 def test_a_gif_of_nothing_but_blocks(filler: bytes) -> None:
     data = picture("GIF")
