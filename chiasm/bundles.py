@@ -2,7 +2,7 @@
 
 A gRPC message costs its reader 50 us and more, whatever is in it. A step of a decoder says a few
 bytes to each of a hundred callers; in a bundle they are one message, and so is all else that is
-said between two turns of the event loop. ADR 0019.
+said between two turns of the event loop. ADR 0020.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FEATURE = "bundles"
 """What Describe says of a peer that takes calls in bundles."""
 
 _MOST_UNREAD = 64 << 20  # bytes one call has not taken in
+_PATIENCE_S = 0.005  # of the word that a call has ended well: it goes with others
 _MOST_UNSENT = 4 << 20  # bytes of answers; beyond, the calls wait
 
 Behaviour = Callable[[AsyncIterator[Any], Any], AsyncIterator[Message]]
@@ -176,4 +177,7 @@ class BundleServer:
         self._unsent_bytes += len(strand.message)
         if self._unsent_bytes > _MOST_UNSENT:
             self._room.clear()
-        self._news.set()
+        if strand.end and not strand.HasField("error") and len(self._unsent) == 1:
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._news.set)
+        else:
+            self._news.set()

@@ -20,6 +20,7 @@ from gateway.api.budget import ByteLease
 from gateway.api.errors import from_validation
 from gateway.api.inline import Lifted, lift, media_urls
 from gateway.api.openai_schema import ChatBody
+from gateway.api.protocol import BoundedProtocol
 
 OFF_LOOP_BYTES = 4 << 20  # parsing holds the interpreter: a thread only helps with what follows
 MAX_DEPTH = 64  # of nested JSON: templates and validators recurse
@@ -109,18 +110,29 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
         raise _too_large(max_bytes)
     lease = request.state.lease
     assert isinstance(lease, ByteLease), "the front layer gives every request one"
-    raw = bytearray()
+    connection = getattr(request.state, "connection", None)
     now = asyncio.get_running_loop().time
     try:
         async with asyncio.timeout(SILENCE_S) as silence:
+
+            def heard() -> None:
+                silence.reschedule(now() + SILENCE_S)
+
+            if length.isdecimal() and isinstance(connection, BoundedProtocol):
+                whole = await connection.fill(
+                    request.scope, int(length), reserve=lease.add, heard=heard
+                )
+                if whole is not None:
+                    return whole
+            raw = bytearray()
             async for chunk in request.stream():
                 lease.add(len(chunk))
                 raw += chunk
                 if len(raw) > max_bytes:
                     raise _too_large(max_bytes)
-                silence.reschedule(now() + SILENCE_S)
+                heard()
         return raw
-    except ClientDisconnect as error:
+    except (ClientDisconnect, ConnectionError) as error:
         raise Cancelled("the client went away") from error
     except TimeoutError as error:
         raise DeadlineExceeded(f"no more of the body came for {SILENCE_S:.0f} s") from error

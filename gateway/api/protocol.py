@@ -7,15 +7,20 @@ anew with every packet, and any number could say nothing for ever.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from chiasm.errors import InvalidRequest
 from gateway.api.errors import error_body
+from gateway.api.filling import Filling
 
 MAX_OVERHEAD_BYTES = 64 << 10  # of a head, of trailers, of chunk sizes
 _PIECE_BYTES = 256 << 10  # of a body, read at once
+_MOST_FILLED = 8 << 20  # of a body that is read to its place; memory is set aside for it
+_MOST_AHEAD = 64  # times what has come: a promise alone takes no memory
 _PIECE_S = 0.25  # or what has come in so long
 
 
@@ -66,6 +71,58 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead = 0
         self._stop_waiting()
         super().on_headers_complete()
+
+        self.scope["state"]["connection"] = self
+
+    async def fill(
+        self,
+        scope: object,
+        length: int,
+        *,
+        reserve: Callable[[int], None],
+        heard: Callable[[], None],
+    ) -> bytearray | None:
+        """The whole body of a request, without a parser between; None: take it piece by piece.
+
+        Args:
+            scope: The request's.
+            length: Of its body, as its head says.
+            reserve: Counts bytes before memory is set aside for them; may raise.
+            heard: Called when something has come.
+
+        Raises:
+            ConnectionError: The client has gone.
+        """
+        cycle = self.cycle
+        come = len(cycle.body)
+        ours = cycle.scope is scope and cycle.more_body and not cycle.waiting_for_100_continue
+        sane = come < length <= min(_MOST_FILLED, come * _MOST_AHEAD)
+        if not ours or not sane or self.transport.is_closing():
+            return None
+        reserve(length)
+        body = bytearray(length)
+        body[:come] = cycle.body
+        cycle.body = bytearray()
+        filling = Filling(body, come, heard=heard, over=self._filled, owner=self)
+        self._lead_to(filling)
+        try:
+            await filling.done
+        finally:
+            filling.drop()
+        cycle.more_body = False
+        return body
+
+    def _filled(self) -> None:
+        """The body has gone by: a new parser goes on, the old one would wait for it for ever."""
+        self._lead_to(self)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+
+    def _lead_to(self, protocol: asyncio.BaseProtocol) -> None:
+        """What comes from now on is `protocol`'s; a loop asks for it when it begins to read."""
+        self.flow.pause_reading()
+        self.transport.set_protocol(protocol)
+        self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body. Who reads it is not woken for each: a megabyte has dozens."""

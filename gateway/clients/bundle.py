@@ -1,4 +1,4 @@
-"""Many calls to one peer on one stream: what is said at once travels as one message. ADR 0019.
+"""Many calls to one peer on one stream: what is said at once travels as one message. ADR 0020.
 
 Each call looks like a `Duplex`. The other end is `chiasm.bundles`.
 """
@@ -21,6 +21,7 @@ from gateway.clients.stream import Request, Response, being_cancelled
 
 _MOST_BYTES = 1 << 20  # of a bundle, unless a single strand has more
 _LARGE_BYTES = 64 << 10  # who sends so much waits until it is on its way
+_PATIENCE_S = 0.005  # of what need not be said at once: it goes with what must
 
 _STRANDS = common_pb2.Bundle.STRANDS_FIELD_NUMBER
 _MESSAGE = common_pb2.Strand.MESSAGE_FIELD_NUMBER
@@ -77,7 +78,7 @@ class BundledStream(Generic[Request, Response]):
         """Says that nothing more will be written. Idempotent."""
         if not self.half_closed and not self._over:
             self.half_closed = True
-            self._say(common_pb2.Strand(call=self._number, end=True))
+            self._say(common_pb2.Strand(call=self._number, end=True), soon=False)
 
     async def __aiter__(self) -> AsyncIterator[Response]:
         """Responses until the peer ends the call. Raises ChiasmError, as the peer meant it."""
@@ -130,10 +131,10 @@ class BundledStream(Generic[Request, Response]):
         self._inbox.append(message)
         _wake(self._reading)
 
-    def _say(self, strand: common_pb2.Strand) -> None:
+    def _say(self, strand: common_pb2.Strand, *, soon: bool = True) -> None:
         """Of a call the peer knows of."""
         if self._first is self._head:
-            self._bundle.post((strand.SerializeToString(),))
+            self._bundle.post((strand.SerializeToString(),), soon=soon)
 
     def _expire(self) -> None:
         self.give_up(DeadlineExceeded("the request's time is up"))
@@ -165,13 +166,18 @@ class Bundle:
         self._streams[self._newest] = stream
         return stream
 
-    def post(self, strand: Buffers, sent: asyncio.Future[None] | None = None) -> None:
+    def post(
+        self, strand: Buffers, sent: asyncio.Future[None] | None = None, *, soon: bool = True
+    ) -> None:
         """Queues a strand; `sent` is resolved once it is on its way, or never will be."""
         if self.broken:
             _wake(sent)
             return
         self._unsent.append((strand, sent))
-        self._news.set()
+        if soon:
+            self._news.set()
+        elif len(self._unsent) == 1:
+            asyncio.get_running_loop().call_later(_PATIENCE_S, self._news.set)
 
     def forget(self, number: int) -> None:
         """A call has ended."""

@@ -157,7 +157,7 @@ async def test_large_bodies_are_parsed_and_too_large_ones_are_413(
     async with client_of(make_face(pipeline, max_body=200_000)) as client:
         assert (await client.post(CHAT, json=chat([part]))).status_code == 200
         (got,) = pipeline.jobs[-1].messages[0].parts  # type: ignore[union-attr]
-        assert got == MediaPart(Modality.IMAGE, url=url, param="messages[0].content[0]")
+        assert got == MediaPart(Modality.IMAGE, data=bytes(75_000), param="messages[0].content[0]")
         check_error(await client.post(CHAT, json=chat([part, part])), 413, "too_large")
 
         async def unannounced() -> AsyncIterator[bytes]:
