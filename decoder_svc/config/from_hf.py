@@ -157,7 +157,7 @@ def read_text(config: dict[str, Any], generation: dict[str, Any], **family: Any)
         "masked_token_ids": masked_tokens(config),
         "spatial_merge_size": vision.get("spatial_merge_size", 2),
         "tokens_per_second": float(vision.get("tokens_per_second", 2)),
-        "eight_bits": bool(quantization) and not _keeps_some(quantization),
+        "eight_bits": not _keeps_some(quantization) if quantization else False,
     }
     for kind in ("image", "video"):
         if f"{kind}_token_id" not in family:
