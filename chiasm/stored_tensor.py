@@ -90,6 +90,11 @@ class Block:
         """Of all lines."""
         return self.lines * self.width
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether lines follow each other."""
+        return self.pitch == self.width or self.lines == 1
+
     def part(self, first: int, count: int) -> Block:
         """Some of the lines."""
         begin = self.begin + first * self.pitch
@@ -97,7 +102,7 @@ class Block:
 
     def fill(self, target: np.ndarray) -> None:
         """Reads the lines end to end into bytes [nbytes], without holding the interpreter."""
-        if self.pitch == self.width or self.lines == 1:
+        if self.is_dense:
             self.file.read_into(target.data, self.begin)
             return
         step = (self.pitch, 1)

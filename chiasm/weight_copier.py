@@ -18,7 +18,8 @@ from chiasm.stored_tensor import Block
 
 THREADS = 8
 """At most; more of them do not read faster."""
-_BUFFER_BYTES = 8 << 20
+_JOB_BYTES = 64 << 20
+_BUFFER_BYTES = 4 << 20  # small enough that the device finds it in the processor's cache
 _BUFFERS = 2  # of a thread: one is read into while the device copies from the other
 
 Told = Callable[[int], None]
@@ -97,8 +98,7 @@ class DeviceCopier:
 
     def put(self, block: Block, target: torch.Tensor) -> None:
         """See `WeightCopier`."""
-        assert block.width <= _BUFFER_BYTES or block.lines == 1, "a line fits a buffer"
-        step = max(1, _BUFFER_BYTES // max(1, block.width))
+        step = max(1, _JOB_BYTES // max(1, block.width))
         for first in range(0, block.lines, step):
             count = min(step, block.lines - first)
             part, goal = block.part(first, count), target[first : first + count]
@@ -134,25 +134,47 @@ class _Lane:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self._device = device
-        self._buffers = [
-            torch.empty(_BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)
-        ]
+        self._buffers = [_pinned(_BUFFER_BYTES) for _ in range(_BUFFERS)]
         self._copied = [torch.cuda.Event() for _ in range(_BUFFERS)]
         self._next = 0
 
     def copy(self, block: Block, target: torch.Tensor) -> None:
         """Returns once the block has been read; it arrives in the order of the stream."""
-        index, self._next = self._next, (self._next + 1) % _BUFFERS
-        buffer, copied = self._buffers[index], self._copied[index]
-        if block.nbytes > len(buffer):
-            buffer = torch.empty(block.nbytes, dtype=torch.uint8, pin_memory=True)
-        copied.synchronize()
-        host = buffer[: block.nbytes]
-        block.fill(host.numpy())
-        values = host.view(block.dtype).view(target.shape)
         with torch.cuda.stream(self.stream):
-            if block.dtype is target.dtype and target.is_contiguous():
-                target.copy_(values, non_blocking=True)
-            else:  # moved as it is, then brought into its order by the device
-                target.copy_(values.to(self._device, non_blocking=True))
+            if block.dtype is target.dtype and target.is_contiguous() and block.is_dense:
+                self._copy_bytes(block, target.flatten().view(torch.uint8))
+            else:
+                self._copy_lines(block, target)
+
+    def _copy_bytes(self, block: Block, target: torch.Tensor) -> None:
+        """Byte by byte, wherever lines end."""
+        for begin in range(0, block.nbytes, _BUFFER_BYTES):
+            count = min(_BUFFER_BYTES, block.nbytes - begin)
+            buffer, copied = self._free(count)
+            block.file.read_into(buffer.numpy().data, block.begin + begin)
+            target[begin : begin + count].copy_(buffer, non_blocking=True)
             copied.record(self.stream)
+
+    def _copy_lines(self, block: Block, target: torch.Tensor) -> None:
+        """Whole lines, moved as they are and then brought into order and dtype by the device."""
+        step = max(1, _BUFFER_BYTES // max(1, block.width))
+        for first in range(0, block.lines, step):
+            part = block.part(first, min(step, block.lines - first))
+            buffer, copied = self._free(part.nbytes)
+            part.fill(buffer.numpy())
+            goal = target[first : first + part.lines]
+            moved = buffer.to(self._device, non_blocking=True)
+            goal.copy_(moved.view(block.dtype).view(goal.shape))
+            copied.record(self.stream)
+
+    def _free(self, count: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """So many bytes that nothing is copied from any more, and what to record once it is."""
+        index, self._next = self._next, (self._next + 1) % _BUFFERS
+        self._copied[index].synchronize()
+        if count > len(self._buffers[index]):  # of a line that is longer
+            self._buffers[index] = _pinned(count)
+        return self._buffers[index][:count], self._copied[index]
+
+
+def _pinned(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, pin_memory=True)

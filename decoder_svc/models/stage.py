@@ -136,13 +136,17 @@ class DecoderStage(nn.Module):
     def load(self, reader: CheckpointReader) -> None:
         """Reads this rank's part of the stage."""
         if self.embedding is not None:
+            reader.place(self.embedding)
             self.embedding.load(reader, _EMBEDDING)
         for index, layer in enumerate(self.layers, self._first_layer):
             assert isinstance(layer, DecoderLayer)
+            reader.place(layer)
             layer.load(reader, f"model.layers.{index}")
         if self.norm is not None and self.lm_head is not None:
+            reader.place(self.norm)
             self.norm.load(reader, _NORM)
             if self.lm_head is not self.embedding:
+                reader.place(self.lm_head)
                 self.lm_head.load(reader, _EMBEDDING if self.config.tied else _LM_HEAD)
         self.place_constants()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from chiasm.checkpoint import weight_files
 from chiasm.digest import is_tower_tensor
@@ -72,6 +73,7 @@ class CheckpointReader:
             if name in self._where:
                 raise ValueError(f"{model_dir}: tensor {name} is there twice")
             self._where[name] = tensor
+        self._device = device
         self._progress = LoadingBar("weights")
         self._copier = copier_for(device, self._progress.add)
 
@@ -84,6 +86,13 @@ class CheckpointReader:
         for file in self._files:
             file.close()
         self._where.clear()
+
+    def place(self, module: nn.Module) -> None:
+        """Takes memory for a module's parameters, which are on no device yet. On a GPU that takes
+        a while, so modules are placed one by one, while what was asked for before is read."""
+        if any(weight.is_meta for weight in module.parameters()):
+            with torch.inference_mode(False):  # parameters like any others
+                module.to_empty(device=self._device)
 
     def wait(self) -> None:
         """Returns once all that was asked for is there. Raises ValueError: a file was cut short."""

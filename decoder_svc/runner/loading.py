@@ -94,9 +94,9 @@ def load_stage(
     for name, weight in model.named_parameters():
         if weight.dtype is not FP8 and not name.endswith(".scales"):
             weight.data = weight.data.to(placement.dtype)
-    model.to_empty(device=placement.device)
     model.eval()
     if load_format == "dummy":
+        model.to_empty(device=placement.device)
         _fill(model)
         return model
     with CheckpointReader(model_dir, placement.device) as reader, torch.inference_mode():
