@@ -28,9 +28,9 @@ class Port:
 def listening(pid: int) -> set[Port]:
     """Of the process and all its descendants."""
     found = set()
-    sockets = _sockets()
     for member in family(pid):
         with suppress(OSError):
+            sockets = _sockets(member)
             command = Path(f"/proc/{member}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             for descriptor in os.scandir(f"/proc/{member}/fd"):
                 with suppress(OSError):
@@ -53,10 +53,10 @@ def family(pid: int) -> list[int]:
     return members
 
 
-def _sockets() -> dict[str, tuple[str, int]]:
-    """What /proc/PID/fd/N shows -> address, of all that listen."""
+def _sockets(pid: int) -> dict[str, tuple[str, int]]:
+    """What /proc/PID/fd/N shows -> address, of all that listen in the process's network."""
     found = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in (f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6"):
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chiasm.channel import CHANNEL_OPTIONS
 from chiasm.probe import is_well
+from chiasm.transport.agent import nixl_is_installed
 from tests.integration.certificates import NAME, Authority, Identity
 from tests.integration.cluster import Cluster
 from tests.integration.load import Load
@@ -116,6 +117,26 @@ def test_users_with_a_certificate_get_answers(secured: Secured) -> None:
         assert not load.failures, load.failures[:3]
         identity = secured.identities["user"]
         assert health(local(service.grpc), identity) == SERVING
+
+
+@pytest.mark.skipif(not nixl_is_installed(), reason="nixl is not installed")
+def test_what_nixl_opens_is_the_one_exception(secured: Secured) -> None:
+    """It listens in plain text on each interface, and only where it is asked for (docs/deploy.md).
+
+    The ranks of a decoder over several hosts are the other one; here is one host.
+    """
+    ports = {}
+    for role in ("encoder_svc", "decoder_svc"):
+        service = secured.start(role, "--transport", "nixl", "--metrics-port", "0").wait_ready()
+        ports[role] = {port for port in listening(service.process.pid) if not port.is_loopback}
+        ours = {port.port for port in ports[role] if port.host in ("0.0.0.0", "::")}
+        assert len(ours) == 2, "gRPC and metrics"
+        for port in ours:
+            assert secured.answer(port, "nothing") == secured.answer(port, "plain text") == b""
+        agents = [port for port in ports[role] if port.port not in ours]
+        assert len({port.host for port in agents}) == len(agents), "one for each interface"
+        service.process.terminate()
+        assert service.process.wait(30) == 0
 
 
 def test_a_door_may_show_a_certificate_and_ask_for_none(secured: Secured) -> None:
