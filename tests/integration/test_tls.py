@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_users_with_a_certificate_get_answers(secured: Secured) -> None:
         assert not load.failures, load.failures[:3]
         identity = secured.identities["user"]
         assert health(local(service.grpc), identity) == SERVING
+
+
+@pytest.mark.parametrize("padding", [0, 100_000, 3_000_000])
+def test_large_bodies_come_through(secured: Secured, padding: int) -> None:
+    """They are read to their place past the parser, here out of records of TLS."""
+    message = {"role": "user", "content": "What is it?"}
+    request = {"model": "demo", "messages": [message], "max_tokens": 2, "ignore_eos": True}
+    body = b" " * padding + json.dumps(request).encode()
+    for service in (secured.gateway, secured.several):
+        url = f"https://{local(service.address)}/v1/chat/completions"
+        with secured.user() as user:
+            for _ in range(3):  # on one connection
+                reply = user.post(url, content=body, headers={"content-type": "application/json"})
+                assert reply.status_code == 200, reply.text
+                assert reply.json()["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.skipif(not nixl_is_installed(), reason="nixl is not installed")
