@@ -20,6 +20,7 @@ THREADS = 8
 """At most; more of them do not read faster."""
 _JOB_BYTES = 64 << 20
 _BUFFER_BYTES = 4 << 20  # small enough that the device finds it in the processor's cache
+_LINES_BYTES = 16 << 20  # of lines that are put into order one call at a time
 _BUFFERS = 2  # of a thread: one is read into while the device copies from the other
 
 Told = Callable[[int], None]
@@ -157,7 +158,7 @@ class _Lane:
 
     def _copy_lines(self, block: Block, target: torch.Tensor) -> None:
         """Whole lines, moved as they are and then brought into order and dtype by the device."""
-        step = max(1, _BUFFER_BYTES // max(1, block.width))
+        step = max(1, _LINES_BYTES // max(1, block.width))
         for first in range(0, block.lines, step):
             part = block.part(first, min(step, block.lines - first))
             buffer, copied = self._free(part.nbytes)
@@ -171,7 +172,7 @@ class _Lane:
         """So many bytes that nothing is copied from any more, and what to record once it is."""
         index, self._next = self._next, (self._next + 1) % _BUFFERS
         self._copied[index].synchronize()
-        if count > len(self._buffers[index]):  # of a line that is longer
+        if count > len(self._buffers[index]):  # lines may be longer
             self._buffers[index] = _pinned(count)
         return self._buffers[index][:count], self._copied[index]
 

@@ -89,7 +89,8 @@ Written by `make parity`. Small random weights of the true architecture, float32
 transformers is given the same token ids and the same pixels; *rows* and *logits* are the largest
 difference of any value, of all levels of the rows and of the logits of all 64 steps. *equal* counts
 greedy tokens. In the last prompt of each, text and a picture are one batch, and only tokens are
-compared. Tests fail above 1e-4.
+compared. Tests fail above 1e-4. Checkpoints of full size in bfloat16 on a GPU:
+[bench/RESULTS-families.md](../bench/RESULTS-families.md).
 
 | architecture | prompt | prompt tokens | rows | logits | equal |
 |---|---|---:|---:|---:|---:|
