@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from chiasm.quick_histogram import QuickHistogram
+
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 
@@ -23,7 +25,7 @@ class GatewayMetrics:
             buckets=_LATENCY,
             registry=self.registry,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = QuickHistogram(
             "chiasm_inter_token_latency_seconds",
             "Between tokens of a stream",
             buckets=_TOKEN,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.dialects import Dialect
 from gateway.messages import CallDelta, Toolbox
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(NamedTuple):
     """New pieces of an answer."""
 
     text: str = ""
@@ -55,6 +54,8 @@ class AnswerReader:
 
     def push(self, text: str) -> Heard:
         """Takes more text; returns what is final."""
+        if self._thoughts is None and self._turn is None:
+            return Heard(text)
         reasoning = ""
         if self._thoughts is not None:
             reasoning, text = self._thoughts.push(text)

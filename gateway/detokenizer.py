@@ -9,15 +9,14 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.vocabulary import Vocabulary
 
 _REPLACEMENT = "\ufffd"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that is final, and whether a stop string has ended the choice."""
 
     text: str
@@ -52,12 +51,13 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """Takes the next ids; returns what can be said for sure."""
-        if self.stopped:
+        stops = self._stops
+        if stops.found:
             return Piece("", True)
         if not self._skip.isdisjoint(token_ids):
             token_ids = [token_id for token_id in token_ids if token_id not in self._skip]
         text = self._decoder.push(token_ids) if token_ids else ""
-        return Piece(self._stops.push(text) if text else "", self.stopped)
+        return Piece(stops.push(text) if text else "", stops.found)
 
     def flush(self) -> str:
         """The rest, at the end of the choice. `stopped` may become true here."""

@@ -88,20 +88,26 @@ class Flight:
         """Starts both calls; yields from the first token on, once every item was decoded."""
         await self._start()
         held: list[Event] = []
+        begun = False
         failure: ChiasmError | None = None
         while failure is None:
             try:
                 for news in joined(await self._inbox.take()):
-                    events = self._heard(news)
-                    held += events
-                    if isinstance(news, TokenDelta) and _ends(events):
+                    if not isinstance(news, TokenDelta):
+                        held += self._heard(news)
+                        continue
+                    said = self._choices.push(news)
+                    held += said
+                    if len(said) > 1 and isinstance(said[-1], ChoiceDone):
                         await self._stop(news.choice)
             except ChiasmError as error:
                 failure = error
             self._gated = self._gated and not self._encodings.settled
             if self._gated or not held:
                 continue  # an item may still turn out broken: that is a 400, not half an answer
-            self._timeline.mark("first_token")
+            if not begun:
+                begun = True
+                self._timeline.mark("first_token")
             for ready in held:
                 yield ready
             if isinstance(held[-1], JobDone):
@@ -208,10 +214,8 @@ class Flight:
         return bool(kind == "done")
 
     def _heard(self, news: News) -> list[Event]:
-        """What the client is told."""
+        """What the client is told beside tokens."""
         match news:
-            case TokenDelta():
-                return [*self._choices.push(news)]
             case decoder_pb2.ChoiceFinished():
                 try:
                     return [*self._choices.finish(news)]
@@ -239,10 +243,6 @@ class Flight:
         )
         self._timeline.mark("first_token")
         return JobDone(usage, self._timeline.timings())
-
-
-def _ends(events: list[Event]) -> bool:
-    return len(events) > 1 and isinstance(events[-1], ChoiceDone)
 
 
 def joined(news: list[News]) -> list[News]:

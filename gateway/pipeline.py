@@ -111,8 +111,9 @@ class Pipeline:
                 try:
                     async with aclosing(flown) as events:
                         async for event in events:
-                            answered = True
-                            ticket.decoded()  # every item is, before the first event
+                            if not answered:
+                                answered = True
+                                ticket.decoded()  # every item is, before the first event
                             made += len(event.token_ids) if isinstance(event, Delta) else 0
                             yield event
                 except ResourceExhausted as full:

@@ -27,8 +27,7 @@ async def observed(
                         metrics.ttft.labels(_kind(job)).observe(now - arrived)
                     if before is not None:
                         tokens = max(1, len(event.token_ids))
-                        for _ in range(tokens):
-                            observe_gap((now - before) / tokens)
+                        observe_gap((now - before) / tokens, tokens)
                     last[event.choice] = now
                 elif isinstance(event, JobDone):
                     metrics.prompt_tokens.inc(event.usage.prompt_tokens)

@@ -106,9 +106,15 @@ class BundledStream(Generic[Request, Response]):
         """From the bundle: the peer says something."""
         if data := strand.message:
             try:
-                self._pass(self._parse(data))
+                message = self._parse(data)
             except DecodeError:
                 self.give_up(Unavailable("the stream broke"))
+                return
+            # In order: what comes while the reader is busy, or has more to read, waits for it.
+            idle = self._reading is not None and not self._reading.done()
+            if not (idle and self._shortcut is not None and self._shortcut(message)):
+                self._inbox.append(message)
+                _wake(self._reading)
         if strand.end and not self._over:
             self.finish(from_detail(strand.error) if strand.HasField("error") else None)
 
@@ -122,14 +128,6 @@ class BundledStream(Generic[Request, Response]):
             _wake(future)
         for callback in self._on_end:
             callback()
-
-    def _pass(self, message: Response) -> None:
-        """In order: what comes while the reader is busy, or has more to read, waits for it."""
-        idle = self._reading is not None and not self._reading.done()
-        if idle and self._shortcut is not None and self._shortcut(message):
-            return
-        self._inbox.append(message)
-        _wake(self._reading)
 
     def _say(self, strand: common_pb2.Strand, *, soon: bool = True) -> None:
         """Of a call the peer knows of."""
