@@ -136,7 +136,9 @@ def config_of(args: argparse.Namespace, model_dir: Path) -> DecoderConfig:
     """A decoder as these options say, with random weights."""
     return DecoderConfig(
         model=str(model_dir),
-        parallel=ParallelConfig(tp_size=args.tp_size, pp_size=args.pp_size),
+        parallel=ParallelConfig(
+            tp_size=args.tp_size, pp_size=args.pp_size, rank_process=args.rank_process
+        ),
         scheduler=SchedulerConfig(
             chunked_prefill_size=args.chunk,
             max_mixed_tokens=args.max_mixed_tokens,
@@ -144,7 +146,9 @@ def config_of(args: argparse.Namespace, model_dir: Path) -> DecoderConfig:
             max_running_requests=max(args.batches),
             async_scheduling=args.async_scheduling,
         ),
-        memory=MemoryConfig(mem_fraction_static=args.memory, kv_bytes=args.kv_bytes),
+        memory=MemoryConfig(
+            mem_fraction_static=args.memory, kv_bytes=args.kv_bytes, kv_blocks=args.kv_blocks
+        ),
         max_model_len=args.max_len,
         attention_backend=args.attention_backend,
         cuda_graphs=not args.no_cuda_graphs,
@@ -166,11 +170,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-prefill-delay", type=int, default=0)
     parser.add_argument("--max-len", type=int, default=20000, help="tokens of one sequence")
     parser.add_argument("--memory", type=float, default=0.85)
+    parser.add_argument("--kv-blocks", type=int, default=0, help="pages; 0 = as many as fit")
     parser.add_argument("--kv-bytes", type=int, default=1 << 30, help="on a CPU")
     parser.add_argument("--layers", type=int, help="fewer than the 28 of the 7B shape")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--async-scheduling", default="auto")
     parser.add_argument("--no-cuda-graphs", action="store_true")
+    parser.add_argument("--rank-process", default="auto", help="off, to see kernels in a profile")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", help="file for the results")
     return parser.parse_args()

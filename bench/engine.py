@@ -25,6 +25,7 @@ from decoder_svc.engine.messages import (
     RequestFailed,
     Tokens,
 )
+from decoder_svc.runner.ranks import RanksExecutor
 from decoder_svc.sampling.params import SamplingParams
 
 
@@ -72,6 +73,12 @@ class BenchEngine:
         self.core = build_engine(config, self.parts, self._mailbox, DecoderMetrics())
         self._thread = threading.Thread(target=self.core.run, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """Processes of ranks; none where the only one runs in this process."""
+        executor = self.parts.executor
+        return executor.pids if isinstance(executor, RanksExecutor) else ()
 
     def ask(self, prompt: Sequence[int], max_tokens: int, **sampling: object) -> Answer:
         """Sends a request that ends after `max_tokens` tokens."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from bench.kernels import Entry, copies_of, relative
 from chiasm.kernels.activation import silu_and_mul
 from chiasm.kernels.argmax import greedy, greedy_reference
+from chiasm.kernels.draw import Filters, draw_reference, draw_tokens
 from chiasm.kernels.norm import add_rms_norm
 from chiasm.kernels.rotary import rotate_and_store, rotate_and_store_reference
 
@@ -24,6 +25,9 @@ def entries(sweep: bool) -> Iterator[Entry]:
         yield turned(rows)
     for rows in (1, 32, 256):
         yield from greedily(rows)
+        yield at_random(rows, (0.8, 0, 0.9, 0.0), "top-p")
+        yield at_random(rows, (0.8, 40, 0.9, 0.0), "top-k and top-p")
+        yield at_random(rows, (0.8, 0, 1.0, 0.0), "all ids")
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -106,3 +110,21 @@ def greedily(rows: int) -> Iterator[Entry]:
         results[:] = [data[number].argmax(-1)]
 
     yield Entry(f"argmax {rows}", "torch.argmax alone", plain, copies, moved)
+
+
+def at_random(rows: int, settings: tuple[float, int, float, float], name: str) -> Entry:
+    moved = 4.0 * rows * VOCABULARY
+    copies = copies_of(moved)
+    data = [rand(rows, VOCABULARY).float() * 4 for _ in range(copies)]
+    table = torch.tensor([settings] * rows, dtype=torch.float64, device="cuda").t().contiguous()
+    filters, numbers = Filters(*table), torch.rand(rows, dtype=torch.float64, device="cuda")
+    found = [torch.empty(0)]
+
+    def call(number: int) -> None:
+        found[0] = draw_tokens(data[number], filters, numbers)
+
+    def check() -> float:
+        wanted = draw_reference(data[0], filters, numbers)
+        return 0.0 if (found[0] == wanted).float().mean() > 0.9 else 1.0
+
+    return Entry(f"draw {rows}, {name}", "table", call, copies, moved, check=check)

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +33,7 @@ _SETTLED = 0.2  # of the requests; allocators and caches have their size by then
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What this process holds, in MiB."""
+    """What engine and ranks hold, in MiB."""
 
     requests: int
     host: float
@@ -40,13 +41,11 @@ class Memory:
     """Of the whole GPU, other libraries' memory included."""
 
     @classmethod
-    def now(cls, requests: int) -> Memory:
-        """As the system tells it."""
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        gpu = 0.0
-        if torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info()
-            gpu = (total - free) / _MIB
+    def now(cls, requests: int, pids: Iterable[int]) -> Memory:
+        """As the system tells it; the host's of these processes and of this one."""
+        statistics = [Path(f"/proc/{pid}/statm") for pid in (os.getpid(), *pids)]
+        pages = sum(int(path.read_text(encoding="ascii").split()[1]) for path in statistics)
+        gpu = torch.cuda.device_memory_used() / _MIB if torch.cuda.is_available() else 0.0
         return cls(requests, round(pages * os.sysconf("SC_PAGE_SIZE") / _MIB, 1), round(gpu, 1))
 
 
@@ -92,11 +91,11 @@ def soak(
         prompt = rng.integers(0, vocabulary - vocabulary // 64, length).tolist()
         open_.append((engine.ask(prompt, tokens, **_sampling(rng)), tokens))
         if number % max(count // 10, 1) == 0:
-            report.memory.append(Memory.now(number))
+            report.memory.append(Memory.now(number, engine.rank_pids))
     while open_:
         _end(report, *open_.popleft())
     report.seconds = time.monotonic() - begin
-    report.memory.append(Memory.now(count))
+    report.memory.append(Memory.now(count, engine.rank_pids))
     return report
 
 
@@ -157,8 +156,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="directory of another shape than the 7B one")
     parser.add_argument("--layers", type=int, help="fewer than the 28 of the 7B shape")
     parser.add_argument("--memory", type=float, default=0.85)
+    parser.add_argument(
+        "--kv-blocks",
+        type=int,
+        default=12000,
+        help="pages; few, since the index of pages grows until each has been used once",
+    )
     parser.add_argument("--kv-bytes", type=int, default=1 << 30, help="on a CPU")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of one sequence")
+    parser.add_argument("--rank-process", default="auto")
     parser.add_argument("--device", default="auto")
     parser.set_defaults(tp_size=1, pp_size=1, batches=[256], chunk=8192, no_cuda_graphs=False)
     parser.set_defaults(attention_backend="auto", async_scheduling="auto")

@@ -43,7 +43,12 @@ class LaidOut:
     ) -> None:
         config = DecoderConfig(
             model=str(model_dir),
-            parallel=ParallelConfig(tp_size=tp_size, pp_size=pp_size, ep_size=ep_size),
+            parallel=ParallelConfig(
+                tp_size=tp_size,
+                pp_size=pp_size,
+                ep_size=ep_size,
+                rank_process="on" if ahead else "off",  # of a single rank
+            ),
             memory=MemoryConfig(kv_blocks=128, slab_bytes=1 << 20, slab_page_rows=8),
             scheduler=SchedulerConfig(
                 chunked_prefill_size=chunk,

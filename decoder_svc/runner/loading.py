@@ -136,6 +136,7 @@ def count_pages(
     size = page_bytes(text, mesh, block_size=memory.block_size, dtype=placement.dtype)
     budget = memory.kv_bytes // (mesh.tp_size * mesh.pp_size)
     if placement.device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading has left behind is room, too
         free, total = torch.cuda.mem_get_info(placement.device)
         budget = int(total * memory.mem_fraction_static) - (total - free)
     if budget < size:
@@ -149,6 +150,18 @@ def plans_ahead(config: DecoderConfig) -> bool:
     if wanted == "auto":
         return choose_placement(config).device.type == "cuda"
     return wanted == "on"
+
+
+def runs_apart(config: DecoderConfig) -> bool:
+    """Whether ranks have processes of their own, also a single one.
+
+    Launching a step's kernels takes the host as long as planning it and telling its tokens; in one
+    process they would wait for the same interpreter.
+    """
+    wanted = config.parallel.rank_process
+    if config.parallel.world_size > 1 or wanted == "on":
+        return True
+    return wanted == "auto" and choose_placement(config).device.type == "cuda"
 
 
 def build_runner(

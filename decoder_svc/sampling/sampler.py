@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from chiasm.kernels.argmax import greedy
+from chiasm.kernels.draw import Filters, draw_tokens
 from decoder_svc.sampling.drawn import Drawn, Logprobs
 from decoder_svc.sampling.grammar_masks import GrammarMasks
 from decoder_svc.sampling.params import NO_TOKEN, Draw
@@ -17,6 +19,7 @@ from decoder_svc.sampling.processors import (
     apply_penalties,
 )
 from decoder_svc.sampling.random import uniforms
+from decoder_svc.staging import stage
 
 
 class Sampler:
@@ -46,7 +49,8 @@ class Sampler:
             return Drawn(tokens, finite)
         raw = logits.float()
         finite = raw.isfinite().all(dim=-1)
-        shaped = raw.clone()
+        told = any(draw.params.top_logprobs is not None for draw in draws)
+        shaped = raw.clone() if told or raw is logits else raw
         apply_penalties(shaped, draws)
         apply_bias(shaped, draws)
         apply_masks(shaped, draws, self.masked)
@@ -93,48 +97,17 @@ class Sampler:
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """One id per row by inverting the cumulative distribution at the row's random number."""
-    device = logits.device
-    heat = torch.tensor([max(d.params.temperature, 1e-5) for d in draws], device=device)
-    scaled = logits / heat.unsqueeze(1)
-    # A row without a finite logit is reported as such; it must not disturb the others' arithmetic.
-    scaled = scaled.nan_to_num(nan=0.0, posinf=0.0, neginf=float("-inf"))
-    probabilities = scaled.softmax(dim=-1, dtype=torch.float64)
-    filtered = any(d.params.top_p < 1 or d.params.top_k or d.params.min_p for d in draws)
-    order = None
-    if filtered:
-        probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        probabilities = _filter(probabilities, draws)
-    target = torch.from_numpy(
-        uniforms(
-            [d.params.seed for d in draws],
-            [d.choice for d in draws],
-            [d.position for d in draws],
-        )
-    ).to(device)
-    cumulative = probabilities.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # Strictly below the total, so that some id's cumulative mass exceeds it: one that has mass.
-    level = torch.minimum(target.unsqueeze(1) * total, torch.nextafter(total, total * 0))
-    picked = torch.searchsorted(cumulative, level, right=True)
-    picked = picked.clamp_(max=logits.shape[1] - 1)  # only a row that was all NaN gets here
-    return (picked if order is None else order.gather(1, picked)).squeeze(1)
-
-
-def _filter(ranked: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """Zeroes what top_k, top_p and min_p leave out; `ranked` is sorted, largest first."""
-    device = ranked.device
-    width = ranked.shape[1]
-    top_k = torch.tensor([d.params.top_k or width for d in draws], device=device).unsqueeze(1)
-    top_p = torch.tensor(
-        [d.params.top_p for d in draws], dtype=torch.float64, device=device
-    ).unsqueeze(1)
-    min_p = torch.tensor(
-        [d.params.min_p for d in draws], dtype=torch.float64, device=device
-    ).unsqueeze(1)
-    kept = ranked.masked_fill(torch.arange(width, device=device) >= top_k, 0.0)
-    # An id stays while the mass before it is below top_p: the one that crosses is in. Measured
-    # against what top_k left.
-    before = kept.cumsum(dim=-1) - kept
-    total = kept.sum(dim=-1, keepdim=True)
-    kept = kept.masked_fill((before >= top_p * total) & (top_p < 1), 0.0)
-    return kept.masked_fill(kept < min_p * ranked[:, :1], 0.0)
+    params = [d.params for d in draws]
+    table = np.array(
+        [
+            [max(p.temperature, 1e-5) for p in params],
+            [p.top_k for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+            uniforms(
+                [p.seed for p in params], [d.choice for d in draws], [d.position for d in draws]
+            ),
+        ]
+    )
+    *filters, numbers = stage(table, logits.device)
+    return draw_tokens(logits, Filters(*filters), numbers)

@@ -8,6 +8,7 @@ import torch
 from chiasm.kernels.activation import silu_and_mul
 from chiasm.kernels.argmax import greedy, greedy_reference
 from chiasm.kernels.block_scaled import FP8, LARGEST, block_scaled_linear, multiply_out, round_rows
+from chiasm.kernels.draw import Filters, draw_reference, draw_tokens
 from chiasm.kernels.gemv import few_shape_for, linear
 from chiasm.kernels.norm import add_rms_norm
 from chiasm.kernels.paged_decode import Lookup, Workspace, paged_decode, paged_decode_reference
@@ -158,3 +159,23 @@ def test_products_of_eight_bits(rows, outputs, inputs) -> None:
     x.copy_(other)
     graph.replay()
     assert torch.equal(out, block_scaled_linear(other, weight, scales, bias))
+
+
+@pytest.mark.parametrize("width", [700, 152064])
+def test_random_draws(width) -> None:
+    """As in float64, but where the random number lies next to the edge between two ids."""
+    torch.manual_seed(width)
+    settings = [(k, p, m) for k in (0, 1, 40) for p in (1.0, 0.3, 0.95) for m in (0.0, 0.02)]
+    rows = [(0.5 + i / 20, *row) for i, row in enumerate(settings * 4)]
+    filters = Filters(*torch.tensor(rows, dtype=torch.float64).t().contiguous().cuda())
+    logits = (rand(len(rows), width) * 4).float()  # of few different values: many ties
+    logits[:, 30:60] = -torch.inf
+    numbers = torch.rand(len(rows), dtype=torch.float64).cuda()
+    found = draw_tokens(logits, filters, numbers)
+    assert torch.equal(found, draw_tokens(logits, filters, numbers))
+    same = found == draw_reference(logits, filters, numbers)
+    assert same.float().mean() > 0.95, rows
+    assert same[[row[1] == 1 for row in rows]].all()
+    logits[3] = torch.nan
+    logits[4] = -torch.inf
+    assert ((draw_tokens(logits, filters, numbers) - width // 2).abs() <= width // 2).all()
