@@ -169,7 +169,9 @@ async def _encoder(ends: Ends, pipe: Connection) -> None:
     )
     engine.start(servicer.store)
     if ends.marks and agent is not None:
+        agent.write = engine.marks.before("asked", agent.write)
         agent._post = engine.marks.before("posted", agent._post)
+        agent._agent.transfer = engine.marks.before("begun", agent._agent.transfer)
         agent._drop = engine.marks.before("written", agent._drop)
     async with serving(servicer) as server:
         pipe.send((server.address, epoch))

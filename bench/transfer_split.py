@@ -13,8 +13,10 @@ from bench.transfer_ends import ROW, Ends, run_decoder, run_encoder
 
 STEPS = (
     ("ready", "told", "the tower's thread to the encoder's loop"),
-    ("told", "posted", "session, stream and the loop to the agent's thread"),
-    ("posted", "written", "descriptors, the write, its end seen"),
+    ("told", "asked", "session and stream"),
+    ("asked", "posted", "the encoder's loop to the agent's thread"),
+    ("posted", "begun", "descriptors, a handle"),
+    ("begun", "written", "the write, its end seen"),
     ("written", "heard", "the notification"),
     ("heard", "arrived", "the agent's thread to the decoder's loop"),
     ("arrived", "usable", "the loop to the engine's thread, the receiver's turn"),

@@ -141,6 +141,13 @@ class FetchSession:
         self._outputs.clear()
         return outputs
 
+    def take_write(self) -> Write | None:
+        """The write to make, if it is all that `take` would return."""
+        if len(self._outputs) == 1 and isinstance(self._outputs[0], Write):
+            self._outputs.clear()
+            return self._active
+        return None
+
     # What happens.
 
     def attach(self, entry: Entry) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from chiasm.errors import ChiasmError
 from chiasm.telemetry import EncoderMetrics
@@ -45,6 +47,8 @@ class FetchStream:
         self._outbound, self._peers = outbound, peers
         self._sender: Sender = outbound.open(self._out.put, session.opening.fetch_id, peers)
         self._wake = asyncio.Event()
+        self._idle = False  # the driver waits
+        self._begun: tuple[Write, float] | None = None  # a write under way, and since when
         self._writing: asyncio.Task[int] | None = None
         session.wake = self._changed
 
@@ -71,6 +75,9 @@ class FetchStream:
                     await task
 
     def _changed(self) -> None:
+        # A write alone is begun at once: other tasks would come before the driver's next turn.
+        if self._idle and not self._wake.is_set() and (write := self._session.take_write()):
+            self._begin(write)
         self._wake.set()
         if self._session.stopping and self._writing is not None:
             self._writing.cancel()
@@ -94,28 +101,47 @@ class FetchStream:
             # Asked before the outputs are taken: what ends the session is in them then.
             ended = self._session.ended
             self._wake.clear()
+            if self._begun is not None:
+                await self._finish(*self._begun)
             for output in self._session.take():
                 if isinstance(output, Write):
-                    await self._write(output)
+                    self._begin(output)
+                    assert self._begun is not None
+                    await self._finish(*self._begun)
                 else:
                     await self._out.put(output)
             if ended:
                 break
-            await self._wake.wait()
+            await self._pause()
         await self._out.put(None)
 
-    async def _write(self, write: Write) -> None:
-        """Makes one write; the session hears of its end even when this task is cancelled."""
-        began = time.perf_counter()
-        self._writing = asyncio.create_task(
-            self._sender.write(
-                write.segment,
-                seq=write.seq,
-                rows=write.rows,
-                source=write.buffer,
-                destinations=write.destinations,
-            )
+    async def _pause(self) -> None:
+        """Until there is something to do; the session hears of a write's end even when this task is
+        cancelled here."""
+        self._idle = True
+        try:
+            await self._wake.wait()
+        except asyncio.CancelledError:
+            if self._begun is not None:
+                await self._finish(*self._begun)
+            raise
+        finally:
+            self._idle = False
+
+    def _begin(self, write: Write) -> None:
+        call = self._sender.write(
+            write.segment,
+            seq=write.seq,
+            rows=write.rows,
+            source=write.buffer,
+            destinations=write.destinations,
         )
+        self._begun = write, time.perf_counter()
+        self._writing = _started(call)
+
+    async def _finish(self, write: Write, began: float) -> None:
+        """Waits for a write; the session hears of its end even when this task is cancelled."""
+        assert self._writing is not None
         crc32, failure = None, None
         try:
             await asyncio.wait((self._writing,))
@@ -127,7 +153,7 @@ class FetchStream:
                 failure = error.with_traceback(None)  # it would keep this frame, and the rows
             except (asyncio.CancelledError, ChiasmError):
                 pass
-            self._writing = None
+            self._writing = self._begun = None
             if failure is None:
                 self._session.write_ended(crc32)
             else:
@@ -146,3 +172,10 @@ class FetchStream:
             write.destinations[0].agent_name or "the stream",
             failure,
         )
+
+
+def _started(call: Coroutine[Any, Any, int]) -> asyncio.Task[int]:
+    """A task; where Python can, its first step is made now: a write is posted when this returns."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(call, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.create_task(call)

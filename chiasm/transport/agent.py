@@ -36,6 +36,7 @@ _MISUSE = (RuntimeError, TypeError, UnicodeDecodeError)  # what odd arguments ma
 # While something is expected it polls without a pause at first: most writes are over by then. After
 # that the pauses grow with the time waited, so that they add little to it and cost little.
 _SPIN_S = 0.0005
+_HOLD_S = 0.0002  # and a write just begun is looked at for so long before others may have a turn
 _PAUSE_SHARE, _PAUSE_S = 0.002, (20e-6, 1e-3)
 
 
@@ -290,6 +291,9 @@ class TransferAgent:
         self._writes.append(write)
         try:
             state = self._agent.transfer(handle)
+            until = time.monotonic() + _HOLD_S
+            while state == "PROC" and time.monotonic() < until:
+                state = self._agent.check_xfer_state(handle)
         except self._nixl.errors as error:
             self._fail(write, _words(error))
             return

@@ -302,8 +302,8 @@ class NixlReceiver:
         """The notification of a grant that nobody has given up has come."""
         grant = self._granted.pop(seq, None)
         if grant is not None:
-            grant.landing.forget(grant.notice)
             self.on_arrived(seq, grant.landing.bank)
+            grant.landing.forget(grant.notice)
 
     def _landing(self) -> tuple[Landing, encoder_pb2.Peer] | None:
         """The memory agreed on, while its agent is the one that the sender knows."""
