@@ -31,7 +31,7 @@ if [[ $rehearse ]]; then
     export OMP_NUM_THREADS=1
     layouts=("1 1" "2 2")
     decode=(--batches 1,2 --repeats 1 --busy-batch 2 --busy-tokens 120 --busy-after 0.3 --busy-s 0.3)
-    vision=(--small --pictures 1,2 --repeats 1 --clip-tokens 4000 --memory 0.6)
+    vision=(--small --pictures 1,2 --repeats 1 --clip-tokens 1500 --memory 0.6)
     part checkpoint "$python" -m bench.served_shape "$model" --small --text
 else
     layouts=("1 1" "2 1" "4 1" "2 2")

@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 
+from bench.transfer_bare import run_target, run_writer
 from bench.transfer_ends import (
     ROW,
     Ends,
     run_decoder,
     run_encoder,
-    run_target,
-    run_writer,
 )
 
 RESULTS = Path(__file__).with_name("RESULTS-transfer.md")

@@ -9,6 +9,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -151,6 +152,8 @@ def test_no_wrong_row_no_leak_no_stuck_slot(pair: Pair) -> None:
         channel.close()
         at_rest(pair)
         assert pair.decoder.process.is_alive() and pair.encoder.process.is_alive()
+    for fault, told in outcomes.items():
+        print(f"{fault}: {dict(Counter(told))}")
     for fault in ("none", "stop encoder", "stop decoder"):
         # A lost part is encoded again; it must stay the exception where nobody has died.
         landed = outcomes[fault].count("landed")
