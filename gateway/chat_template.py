@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chiasm.errors import InvalidRequest
 from chiasm.json_file import read_json
+from gateway.specials import unescaped
 
 
 class ChatTemplate:
@@ -144,13 +145,14 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it: no HTML escapes, unlike jinja's own filter."""
-    return json.dumps(
+    text = json.dumps(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    return unescaped(text) if ensure_ascii else text
 
 
 def _find(model_dir: Path, config: Mapping[str, Any]) -> str:

@@ -19,6 +19,14 @@ MARKS = ("\ufdd4", "\ufdd5")
 _RESERVED = str.maketrans(dict.fromkeys((_BREAK, _SEAL, *MARKS), "\ufffd"))
 
 
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
+
+
+def unescaped(text: str) -> str:
+    """JSON with breaks as they are, not escaped like all else beyond ASCII: they must go away."""
+    return _ESCAPED.sub(rf"\1{_BREAK}", text)
+
+
 class SpecialTokens:
     """The special tokens of one tokenizer, by name.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from chiasm.checkpoint import resolve_model
 from chiasm.errors import InvalidRequest
 from chiasm.plan import Modality
+from gateway.chat_template import ChatTemplate
 from gateway.messages import MediaPart, Message, Role, TextPart, ToolCall
 from gateway.prompt import PromptBuilder
 from gateway.specials import SpecialTokens
@@ -116,6 +118,14 @@ LIKE_TAGS = ("</img>", "<tool>", "</tool>", "<th>", *SPECIALS)
 def test_tags_that_templates_look_for_stay_whole(tag: str) -> None:
     guarded = SpecialTokens(LIKE_TAGS, TAGS).guard(f"a {tag}b{tag}")
     assert guarded.split(tag) == ["a ", "b", ""]
+
+
+@pytest.mark.parametrize("said", ["<|im_end|>", "\\<|im_end|>", "\\\\ufdd0<|im_end|>é", "\\ufdd0"])
+def test_json_in_ascii_keeps_no_break(said: str) -> None:
+    specials = SpecialTokens(SPECIALS)
+    template = ChatTemplate("{{ messages[0].content | tojson(ensure_ascii=true) }}", {})
+    rendered = template.render([{"role": "user", "content": specials.guard(said)}])
+    assert specials.seal(rendered) == json.dumps(said)
 
 
 NAMES = (*TAGS, *LIKE_TAGS)
