@@ -28,4 +28,4 @@ def silu_and_mul(
     if bias is not None:
         gate_up_NF = gate_up_NF + bias
     gate, up = gate_up_NF.to(dtype).chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from chiasm.kernels.launch import HAS_TRITON, ceil_div, compiled
+from chiasm.kernels.launch import ceil_div, compiled
 
 FEW = 32
 """Up to so many rows of 16-bit numbers take the kernel of `few_rows_triton`."""
@@ -72,11 +72,13 @@ def linear(
     Elements of a row of x and of the weight lie side by side. The weight is read before the kernel
     in front has ended, so that one must not be what writes it. `shape` overrides the measured cut.
     """
-    if compiled(x) and x.shape[0] == 1:
+    if not compiled(x):
+        return F.linear(x, weight, bias)
+    if x.shape[0] == 1:
         from chiasm.kernels.gemv_triton import launch_gemv
 
         return launch_gemv(x, weight, bias, shape or shape_for(weight.shape[0]))
-    if HAS_TRITON and x.is_cuda and 1 < x.shape[0] <= FEW and x.element_size() == 2:
+    if x.is_cuda and 1 < x.shape[0] <= FEW and x.element_size() == 2:
         from chiasm.kernels.few_rows_triton import launch_few_rows
 
         return launch_few_rows(x, weight, bias, shape or few_shape_for(*weight.shape))

@@ -17,6 +17,7 @@ from functools import partial
 from chiasm.plan import Span
 from chiasm.transport.agent import TransferAgent
 from chiasm.transport.base import (
+    DRAM,
     STREAM,
     Destination,
     Region,
@@ -205,14 +206,22 @@ class NixlReceiver:
         fetch_id: Part of every notification.
         landings: Memory to offer.
         stream: Lands what comes on the stream.
+        inline_bytes: Smaller grants of host memory are asked for on the stream: between processes
+            a few messages cost less than two threads that are woken and poll.
     """
 
     def __init__(
-        self, fetch_id: bytes, landings: Sequence[Landing], stream: StreamReceiver
+        self,
+        fetch_id: bytes,
+        landings: Sequence[Landing],
+        stream: StreamReceiver,
+        *,
+        inline_bytes: int = 0,
     ) -> None:
         self.on_arrived: Callable[[int, int], None] = lambda seq, bank: None
         self._fetch_id = fetch_id
         self._stream = stream
+        self._inline_bytes = inline_bytes
         # As offered: what the sender knows of each is its agent of now.
         self._offers = [(bank, peer) for bank in landings if (peer := bank.peer) is not None]
         self._chosen: tuple[Landing, encoder_pb2.Peer] | None = None
@@ -248,7 +257,7 @@ class NixlReceiver:
     ) -> Sequence[Destination]:
         """See `Receiver.expect`."""
         chosen = self._landing()
-        if chosen is None:
+        if chosen is None or self._is_small(chosen[0].region, destinations):
             return self._stream.expect(segment, seq, destinations)
         landing, peer = chosen
         notice = notice_of(self._fetch_id, segment, seq)
@@ -310,6 +319,10 @@ class NixlReceiver:
         if self._chosen is None or self._chosen[0].generation != self._chosen[1].agent_epoch:
             return None
         return self._chosen
+
+    def _is_small(self, region: Region, destinations: Sequence[Destination]) -> bool:
+        nbytes = sum(place.length for place in destinations)
+        return region.memory_type == DRAM and nbytes < self._inline_bytes
 
     async def _retire(self, seq: int, *, aborted: bool) -> None:
         """The grant is known as given until nothing of it can arrive any more."""

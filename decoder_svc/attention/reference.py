@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from decoder_svc.attention.base import AttentionBackend, AttentionBatch
 from decoder_svc.kv_cache.pool import KVPool
-from decoder_svc.layers.rotary import Angles, rotate
+from decoder_svc.layers.rotary import Angles, rotate_
 
 
 class _Single:
@@ -40,6 +40,7 @@ class _Chunk:
         self.start = start
         self.total = start + length
         self.table = table
+        self.mask: torch.Tensor | None = None
 
     def place(self, block_size: int, device: torch.device) -> None:
         """Builds the tensors; a chunk that starts its sequence reads nothing back."""
@@ -54,17 +55,21 @@ class ReferenceAttention(AttentionBackend):
     """Owns nothing but the plan of the current step; the pages belong to the pool."""
 
     def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
-        self._device = pool.keys.device
+        assert pool.pairs is not None, "K and V lie token by token"
+        self._block_size = pool.block_size
+        self._device, self._dtype = pool.pairs.device, pool.pairs.dtype
+        # Per layer, K and V together: by token [pages x page size, 2 x kv_heads, dim], and by page.
+        self._by_token = pool.pairs.flatten(1, 2).unbind()
+        self._by_page = pool.pairs.flatten(2).unbind()
         self._slots = torch.empty(0, dtype=torch.int64, device=self._device)
         self._single: _Single | None = None
         self._chunks: list[_Chunk] = []
 
     def plan(self, batch: AttentionBatch, slots: torch.Tensor) -> None:
         """See the base class."""
-        size, count, dtype = self._pool.block_size, batch.num_single, self._pool.keys.dtype
+        size, count = self._block_size, batch.num_single
         self._slots = slots
-        self._single = _Single(batch, size, self._device, dtype) if count else None
+        self._single = _Single(batch, size, self._device, self._dtype) if count else None
         self._chunks = []
         first = count
         for index in range(count, len(batch.starts)):
@@ -76,62 +81,53 @@ class ReferenceAttention(AttentionBackend):
 
     def attend(self, layer: int, qkv: torch.Tensor, angles: Angles) -> torch.Tensor:
         """See the base class."""
-        paged_keys, paged_values = self._pool.keys[layer], self._pool.values[layer]
-        kv_heads = paged_keys.shape[2]
-        turned, values = rotate(qkv[:, :-kv_heads], angles), qkv[:, -kv_heads:]
-        queries, keys = turned[:, :-kv_heads], turned[:, -kv_heads:]
-        paged_keys.flatten(0, 1).index_copy_(0, self._slots, keys)
-        paged_values.flatten(0, 1).index_copy_(0, self._slots, values)
+        by_token = self._by_token[layer]
+        kv_heads = by_token.shape[1] // 2
+        heads = qkv.shape[1] - 2 * kv_heads
+        rotate_(qkv[:, : heads + kv_heads], angles)
+        queries, pairs = qkv[:, :heads], qkv[:, heads:]
+        by_token.index_copy_(0, self._slots, pairs)
         parts = []
         if self._single is not None:
-            parts.append(self._attend_single(self._single, queries, paged_keys, paged_values))
+            seen = self._read(layer, self._single.pages)
+            parts.append(_attend_single(self._single, queries, seen))
         for chunk in self._chunks:
             own = chunk.tokens
-            if chunk.start == 0:
-                mixed = _attention(queries[own], keys[own], values[own], None)
-            else:
-                seen_keys = _read(paged_keys, chunk.pages)[: chunk.total]
-                seen_values = _read(paged_values, chunk.pages)[: chunk.total]
-                mixed = _attention(queries[own], seen_keys, seen_values, chunk.mask)
-            parts.append(mixed)
+            seen = pairs[own] if chunk.start == 0 else self._read(layer, chunk.pages)[: chunk.total]
+            parts.append(_attention(queries[own], seen, chunk.mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_single(
-        self,
-        single: _Single,
-        queries: torch.Tensor,
-        paged_keys: torch.Tensor,
-        paged_values: torch.Tensor,
-    ) -> torch.Tensor:
-        count, kv_heads, dim = single.count, *paged_keys.shape[2:]
-        heads = queries.shape[1]
-        keys = _read(paged_keys, single.pages).view(count, -1, kv_heads, dim)
-        values = _read(paged_values, single.pages).view(count, -1, kv_heads, dim)
-        # The query heads that share a KV head become that head's rows: no K or V is repeated.
-        grouped = queries[:count].reshape(count, kv_heads, heads // kv_heads, dim)
-        mixed = F.scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=single.mask
-        )
-        return mixed.reshape(count, heads, dim)
+    def _read(self, layer: int, pages: torch.Tensor) -> torch.Tensor:
+        """K and V of whole pages end to end: [P x page size, 2 x kv_heads, dim]."""
+        copied = self._by_page[layer].index_select(0, pages)
+        return copied.view(-1, *self._by_token[layer].shape[1:])
 
 
-def _read(paged: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Whole pages end to end: [P x page size, kv_heads, dim]."""
-    num_blocks, size, kv_heads, dim = paged.shape
-    copied = paged.view(num_blocks, -1).index_select(0, pages)
-    return copied.view(-1, kv_heads, dim)
+def _attend_single(single: _Single, queries: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """Sequences of one token: queries [T, heads, dim], K and V [S x L, 2 x kv_heads, dim]."""
+    count, (heads, dim) = single.count, queries.shape[1:]
+    seen = pairs.view(count, -1, *pairs.shape[1:]).transpose(1, 2)
+    kv_heads = seen.shape[1] // 2
+    # The query heads that share a KV head become that head's rows: no K or V is repeated.
+    grouped = queries[:count].reshape(count, kv_heads, heads // kv_heads, dim)
+    mixed = F.scaled_dot_product_attention(
+        grouped, seen[:, :kv_heads], seen[:, kv_heads:], attn_mask=single.mask
+    )
+    return mixed.reshape(count, heads, dim)
 
 
 def _attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    queries: torch.Tensor, pairs: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """One sequence: queries [T, heads, dim], keys and values [L, kv_heads, dim]."""
+    """One sequence: queries [T, heads, dim], K and V [L, 2 x kv_heads, dim]."""
+    seen = pairs.transpose(0, 1).unsqueeze(0)
+    kv_heads = seen.shape[1] // 2
     mixed = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
-        keys.transpose(0, 1).unsqueeze(0),
-        values.transpose(0, 1).unsqueeze(0),
+        seen[:, :kv_heads],
+        seen[:, kv_heads:],
         attn_mask=mask,
         is_causal=mask is None,
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        enable_gqa=queries.shape[1] != kv_heads,
     )
     return mixed.squeeze(0).transpose(0, 1)

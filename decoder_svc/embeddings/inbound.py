@@ -19,6 +19,8 @@ from decoder_svc.embeddings.slab import Slab
 
 logger = logging.getLogger(__name__)
 
+_INLINE_BYTES = 256 << 10  # with --transport auto; a picture of a small model is less
+
 
 class Inbound:
     """Makes the landing half of every fetch. Event loop's thread only.
@@ -33,6 +35,7 @@ class Inbound:
         self._metrics = metrics
         self._local: list[LocalLanding] = []
         self._rank: RankLanding | None = None
+        self._inline_bytes = 0
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -51,6 +54,7 @@ class Inbound:
         """
         if transport == "grpc":
             return
+        self._inline_bytes = _INLINE_BYTES if transport == "auto" else 0
         try:
             await self._offer(self._slab.region, HOST_BANK)
             if isinstance(bank, Region):
@@ -70,7 +74,7 @@ class Inbound:
         stream = StreamReceiver(self._slab.write)
         if not self._landings:
             return stream
-        return NixlReceiver(fetch_id, self._landings, stream)
+        return NixlReceiver(fetch_id, self._landings, stream, inline_bytes=self._inline_bytes)
 
     async def close(self) -> None:
         """Nobody writes into the slab any more."""

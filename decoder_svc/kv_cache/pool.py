@@ -23,7 +23,8 @@ def page_bytes(
 class KVPool:
     """K and V, each [layers, pages, page size, kv_heads, head_dim], zeroed.
 
-    With `heads_first` a page is stored head by head, so that what a head reads lies together.
+    With `heads_first` a page is stored head by head, so that what a head reads lies together;
+    otherwise `pairs` holds both, K before V token by token, so that one copy moves the two.
 
     Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.
     """
@@ -44,13 +45,19 @@ class KVPool:
         self.heads_first = heads_first
         kv_heads = len(mesh.split_kv(config.num_kv_heads, config.head_dim)) // config.head_dim
         layers = len(stage_layers(config, mesh))
-        page = (kv_heads, block_size) if heads_first else (block_size, kv_heads)
-        shape = (layers, num_blocks, *page, config.head_dim)
-        self.stored_keys = _zeros(shape, dtype, device)
-        self.stored_values = _zeros(shape, dtype, device)
-        self.keys, self.values = self.stored_keys, self.stored_values
+        self.pairs: torch.Tensor | None = None
+        """[layers, pages, page size, 2 x kv_heads, head_dim]; None with `heads_first`."""
         if heads_first:
-            self.keys, self.values = self.keys.transpose(2, 3), self.values.transpose(2, 3)
+            shape = (layers, num_blocks, kv_heads, block_size, config.head_dim)
+            self.stored_keys = _zeros(shape, dtype, device)
+            self.stored_values = _zeros(shape, dtype, device)
+            self.keys, self.values = (
+                stored.transpose(2, 3) for stored in (self.stored_keys, self.stored_values)
+            )
+        else:
+            shape = (layers, num_blocks, block_size, 2 * kv_heads, config.head_dim)
+            self.pairs = _zeros(shape, dtype, device)
+            self.keys, self.values = self.pairs.chunk(2, dim=3)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -31,9 +31,10 @@ class Angles:
 
     @cached_property
     def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors of a head's features and of their partners, for pairs (i, i + F): [T, 1, 2F]."""
-        cos, sin = torch.cat((self.cos, self.cos), dim=-1), torch.cat((-self.sin, self.sin), dim=-1)
-        return cos.unsqueeze(1), sin.unsqueeze(1)
+        """Factors of a head's turned features, and of their partners: [T, 1, 2F] each."""
+        join = torch.stack if self.interleaved else torch.cat
+        cos, sin = join((self.cos, self.cos), dim=-1), join((-self.sin, self.sin), dim=-1)
+        return cos.flatten(1).unsqueeze(1), sin.flatten(1).unsqueeze(1)
 
 
 class MRotary:
@@ -61,22 +62,15 @@ class MRotary:
         return Angles(angle.cos(), angle.sin(), interleaved=self._pairs)
 
 
-def rotate(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Turns [T, heads, head_dim]; arithmetic in the heads' own dtype."""
-    width = angles.cos.shape[1]
-    if heads.shape[-1] == 2 * width and not angles.interleaved:
-        cos, sin = (part.to(heads.dtype) for part in angles.whole)
-        return torch.addcmul(heads * cos, heads.roll(width, dims=-1), sin)
-    cos, sin = (part.unsqueeze(1).to(heads.dtype) for part in (angles.cos, angles.sin))
+def rotate_(heads: torch.Tensor, angles: Angles) -> None:
+    """Turns [T, heads, head_dim] in place; arithmetic in the heads' own dtype."""
+    cos, sin = (part.to(heads.dtype) for part in angles.whole)
+    turned = heads[..., : cos.shape[-1]]
     if angles.interleaved:
-        first, second = heads[..., : 2 * width : 2], heads[..., 1 : 2 * width : 2]
+        partners = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     else:
-        first, second = heads[..., :width], heads[..., width : 2 * width]
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    if angles.interleaved:
-        joined = torch.stack(turned, dim=-1).flatten(-2)
-        return torch.cat((joined, heads[..., 2 * width :]), dim=-1)
-    return torch.cat((*turned, heads[..., 2 * width :]), dim=-1)
+        partners = turned.roll(cos.shape[-1] // 2, dims=-1)
+    torch.addcmul(turned * cos, partners, sin, out=turned)
 
 
 def _axes(half: int, section: Sequence[int], *, interleaved: bool) -> tuple[int, ...]:

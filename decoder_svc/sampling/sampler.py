@@ -44,9 +44,8 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
         """Logits [S, vocab] of any float dtype, and one draw per row. Waits for no GPU."""
-        if all(draw.params.is_plain for draw in draws) and logits.device.type == "cuda":
-            tokens, _, finite = greedy(logits, self.masked)
-            return Drawn(tokens, finite)
+        if all(draw.params.is_plain for draw in draws):
+            return self._likeliest(logits)
         raw = logits.float()
         finite = raw.isfinite().all(dim=-1)
         told = any(draw.params.top_logprobs is not None for draw in draws)
@@ -65,6 +64,14 @@ class Sampler:
         if stuck:
             chosen[torch.tensor(stuck, device=logits.device)] = NO_TOKEN
         return Drawn(chosen, finite, logprobs)
+
+    def _likeliest(self, logits: torch.Tensor) -> Drawn:
+        if logits.is_cuda:
+            tokens, _, finite = greedy(logits, self.masked)
+            return Drawn(tokens, finite)
+        finite = logits.isfinite().all(dim=-1)
+        allowed = logits.index_fill(1, self.masked, float("-inf"))
+        return Drawn(allowed.argmax(dim=-1), finite)
 
     def _apply_grammars(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         """Masks in place; returns the rows whose grammar leaves nothing, which are left alone."""

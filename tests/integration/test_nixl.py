@@ -100,7 +100,8 @@ def test_wire_bytes_do_not_depend_on_tensor_parallelism(services: list[Services]
 
 @pytest.mark.slow
 def test_a_lost_rank_takes_rows_with_it_but_no_request(services: list[Services]) -> None:
-    each = Services((*TWO, "--slab-memory", "device", "--kv-blocks", "64"))
+    own = ("--transport", "nixl", "--slab-memory", "device")
+    each = Services((*TWO, *own, "--kv-blocks", "64"))
     services.append(each)
     before = each.ask("before")
     os.kill(Family(each.decoders[0].process.pid).ranks[0], signal.SIGKILL)
@@ -109,6 +110,14 @@ def test_a_lost_rank_takes_rows_with_it_but_no_request(services: list[Services])
     wait_for(lambda: httpx.get(ready).status_code == 200, 120)
     assert each.ask("after") == before
     assert each.sent().keys() == {"DRAM"} and not each.unwritten()
+
+
+@pytest.mark.slow
+def test_a_small_picture_is_not_worth_a_write_to_host_memory(services: list[Services]) -> None:
+    each = Services(())
+    services.append(each)
+    each.ask("s")
+    assert each.sent().keys() == {"stream"} and not each.unwritten()
 
 
 @pytest.mark.slow

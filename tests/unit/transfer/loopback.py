@@ -248,6 +248,7 @@ class Decoder:
         self.notices: list[Notice] = []
         self.news = asyncio.Event()
         self.landing: LocalLanding | None = None
+        self.inline_bytes = 0
         make = open_receiver or (lambda slab: self._receiver)
         self.fetcher = Fetcher(
             row_format=row_format,
@@ -262,7 +263,7 @@ class Decoder:
         stream = StreamReceiver(self.slab.write)
         if self.landing is None:
             return stream
-        return NixlReceiver(fetch_id, (self.landing,), stream)
+        return NixlReceiver(fetch_id, (self.landing,), stream, inline_bytes=self.inline_bytes)
 
     def _post(self, event: FetchEvent) -> None:
         self.events.append(event)

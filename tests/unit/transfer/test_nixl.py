@@ -52,6 +52,15 @@ async def test_rows_are_written_straight_into_the_slab(nixl: Nixl) -> None:
         assert moved(e) == {DRAM: 50 * ROW}
 
 
+async def test_small_grants_may_travel_on_the_stream(nixl: Nixl) -> None:
+    async with encoder() as e, decoder() as d:
+        d.inline_bytes = 8 * ROW
+        await fetched(e, d, "a", rows=7)
+        assert moved(e) == {"stream": 7 * ROW}
+        await fetched(e, d, "b", rows=8)
+        assert moved(e) == {"stream": 7 * ROW, DRAM: 8 * ROW}
+
+
 async def test_a_decoder_without_nixl_gets_rows_on_the_stream(nixl: Nixl) -> None:
     async with encoder() as e:
         Sides.nixl = None
