@@ -64,11 +64,9 @@ def _time_step(plan: MediaPlan, tokens_per_second: float) -> np.float32:
 
 def _grid_positions(size: Grid, merge: int, step: np.float32) -> npt.NDArray[np.int32]:
     """[3, rows], from zero. A clip's time is scaled as a float and floored at the very end."""
-    times = np.floor(np.arange(size.t, dtype=np.float32) * step).astype(np.int32)
-    axes = np.meshgrid(
-        times,
-        np.arange(size.h // merge, dtype=np.int32),
-        np.arange(size.w // merge, dtype=np.int32),
-        indexing="ij",
-    )
-    return np.stack(axes).reshape(3, -1)
+    height, width = size.h // merge, size.w // merge
+    places = np.empty((3, size.t, height, width), dtype=np.int32)
+    places[0] = np.floor(np.arange(size.t, dtype=np.float32) * step)[:, None, None]
+    places[1] = np.arange(height)[:, None]
+    places[2] = np.arange(width)
+    return places.reshape(3, -1)

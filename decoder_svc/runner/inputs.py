@@ -95,8 +95,8 @@ def _positions(
     owner: np.ndarray,
 ) -> np.ndarray:
     bases = _after(columns[3], [s.position for s in sequences])
-    straight = np.arange(len(owner)) - firsts[owner] + bases[owner]
-    positions = np.broadcast_to(straight, (3, len(owner))).copy()
+    positions = np.empty((3, len(owner)), dtype=np.int64)
+    positions[:] = np.arange(len(owner)) + (bases - firsts)[owner]
     for sequence, first in zip(sequences, firsts[columns.shape[1] :], strict=True):
         if sequence.grid_positions:
             grid = np.frombuffer(sequence.grid_positions, dtype=np.int32).reshape(3, -1)

@@ -45,7 +45,7 @@ class Drawn:
 
     def plain_ids(self) -> tuple[int, ...] | None:
         """The ids, when there is nothing else to tell. In host memory, as for `results`."""
-        if self.logprobs is not None or not bool(self.finite.all()):
+        if self.logprobs is not None or not all(self.finite.tolist()):
             return None
         ids = tuple(self.tokens.tolist())
         return None if NO_TOKEN in ids else ids
