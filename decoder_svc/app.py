@@ -24,6 +24,7 @@ from chiasm.server import Server, until_signal
 from chiasm.telemetry import DecoderMetrics
 from chiasm.tls import PeerTls, peer_tls
 from chiasm.v1 import common_pb2, decoder_pb2_grpc
+from decoder_svc.admission import room_of
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config.from_hf import TextConfig, read_text_config
 from decoder_svc.embeddings.fetcher import Fetcher
@@ -115,7 +116,16 @@ async def _run(
     wire: Wire,
 ) -> None:
     server, inbound, metrics = wire.server, wire.inbound, wire.metrics
-    client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
+    client = EngineClient(
+        max_waiting=config.scheduler.max_waiting_requests,
+        room=room_of(
+            config.scheduler,
+            config.memory,
+            pages=parts.num_blocks,
+            row_bytes=parts.rows.row_bytes,
+        ),
+        metrics=metrics,
+    )
     fetcher = Fetcher(
         row_format=parts.rows,
         open_receiver=inbound.open,

@@ -86,6 +86,7 @@ class Encodings:
         """Ends every Encode."""
         every = [lease for leases in self._leases.values() for lease in leases]
         await asyncio.gather(*(lease.close() for lease in every))
+        self._leases.clear()
 
     async def lease_refused(self, lease: Lease) -> bool:
         """From a lease. A request may show more than its encoders hold at once: what has landed

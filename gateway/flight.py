@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import AsyncIterator
 
 from chiasm import bundles
@@ -80,7 +81,8 @@ class Flight:
         self._inbox: Inbox[News] = Inbox()
         self._charge = fleet.decoders.charge(decoder.address, len(order.token_ids))
         scope = Scope(order.context, fleet, decoder, timeline, metrics, hedge_after_s)
-        self._encodings = Encodings(order, scope, listener=self)
+        # No cycle: the media of a request go with it, not with some later collection.
+        self._encodings = Encodings(order, scope, listener=weakref.proxy(self))
         self._generate: GenerateStream | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -120,6 +122,7 @@ class Flight:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
         await self._encodings.close()
         if self._generate is not None:
             await self._generate.close()

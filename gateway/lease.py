@@ -140,6 +140,8 @@ class Lease:
         await self._cancel()
         for call in self._calls:
             call.release()
+        self._calls.clear()  # no cycles: the medium goes with its request
+        self._task = None
 
     def call_accepted(self) -> None:
         """From a call: the rows are promised now."""

@@ -42,6 +42,10 @@ class SchedulerConfig:
     """Sequences that decode at once."""
     max_waiting_requests: int = 1024
     """Requests that may wait before new ones are refused with RESOURCE_EXHAUSTED."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens of waiting requests, likewise; 0 = eight times what the KV pages hold."""
+    max_waiting_embedding_bytes: int = 0
+    """Rows of media that have not landed, likewise; 0 = eight times the slab."""
     chunked_prefill_size: int = 2048
     """Prompt tokens of one step, over all requests."""
     max_mixed_tokens: int = 1024
@@ -60,6 +64,8 @@ class SchedulerConfig:
             )
         if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
             raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
+        if self.max_waiting_tokens < 0 or self.max_waiting_embedding_bytes < 0:
+            raise ValueError("limits of what waits must not be negative")
         if self.max_mixed_tokens < 0 or self.max_prefill_delay < 0:
             raise ValueError("--max-mixed-tokens and --max-prefill-delay must not be negative")
 

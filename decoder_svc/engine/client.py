@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from chiasm.errors import ResourceExhausted, Unavailable
 from chiasm.telemetry import DecoderMetrics
+from decoder_svc.admission import BOUNDLESS, RETRY_AFTER_S, Admission, Place, Room
 from decoder_svc.embeddings.events import FetchCommand
 from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import (
@@ -21,14 +22,13 @@ from decoder_svc.engine.messages import (
     Tokens,
 )
 
-_RETRY_AFTER_S = 1.0
-
 
 class EventStream:
     """What the engine says about one request. Closing it early aborts the request."""
 
-    def __init__(self, request_id: str, client: EngineClient) -> None:
+    def __init__(self, request_id: str, client: EngineClient, place: Place) -> None:
         self.request_id = request_id
+        self._place = place
         self._client = client
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._over = False
@@ -42,11 +42,13 @@ class EventStream:
 
     def put(self, event: Event) -> None:
         """The engine said something."""
+        self._place.heard(event)
         self._over = self._over or isinstance(event, RequestDone | RequestFailed)
         self._events.put_nowait(event)
 
     def close(self) -> None:
         """Nobody listens any more. Idempotent."""
+        self._place.leave()
         self._client.forget(self.request_id, abort=not self._over)
         self._over = True
 
@@ -56,6 +58,7 @@ class EngineClient:
 
     Args:
         max_waiting: Requests that may wait before new ones are refused.
+        room: For what they need.
         metrics: Gauges of the engine's load.
     """
 
@@ -63,11 +66,13 @@ class EngineClient:
         self,
         *,
         max_waiting: int,
+        room: Room = BOUNDLESS,
         metrics: DecoderMetrics,
     ) -> None:
         self.load = EngineLoad()
         self.draining = False
         self.mailbox = Mailbox(self._from_engine)
+        self.admission = Admission(room)
         self._max_waiting = max(1, max_waiting)
         self.on_commands: Callable[[Sequence[FetchCommand]], None] = _no_transfers
         """Runs transfer commands; set once, before the engine starts."""
@@ -92,20 +97,21 @@ class EngineClient:
 
         Raises:
             Unavailable: This decoder is shutting down, or has no ranks at the moment.
-            ResourceExhausted: Too many requests wait already; nothing was started.
+            ResourceExhausted: Too much waits already; nothing was started.
         """
         if self.draining:
-            raise Unavailable("the decoder is shutting down", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable("the decoder is shutting down", retry_after_s=RETRY_AFTER_S)
         if not self.load.available:
-            raise Unavailable("the decoder's ranks are starting", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable("the decoder's ranks are starting", retry_after_s=RETRY_AFTER_S)
         if self.num_waiting >= self._max_waiting:
             raise ResourceExhausted(
-                f"{self.num_waiting} requests are waiting already", retry_after_s=_RETRY_AFTER_S
+                f"{self.num_waiting} requests are waiting already", retry_after_s=RETRY_AFTER_S
             )
+        place = self.admission.enter(add)
         self._num_submitted += 1
         if add.request_id in self._streams:  # a replay that overtook the end of its first life
             add = replace(add, request_id=f"{add.request_id}#{self._num_submitted}")
-        stream = EventStream(add.request_id, self)
+        stream = EventStream(add.request_id, self, place)
         self._streams[add.request_id] = stream
         self.mailbox.put(add)
         return stream

@@ -126,7 +126,9 @@ class BundledStream(Generic[Request, Response]):
         self._bundle.forget(self._number)
         for future in (self._reading, self._sending):
             _wake(future)
-        for callback in self._on_end:
+        self._shortcut = None
+        callbacks, self._on_end = self._on_end, []
+        for callback in callbacks:
             callback()
 
     def _say(self, strand: common_pb2.Strand, *, soon: bool = True) -> None:

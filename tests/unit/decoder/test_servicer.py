@@ -20,13 +20,15 @@ from chiasm.errors import ChiasmError, InvalidRequest, ResourceExhausted, TooLar
 from chiasm.server import Server
 from chiasm.telemetry import DecoderMetrics
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
+from decoder_svc.admission import room_of
 from decoder_svc.app import describe, main
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config import read_text_config
 from decoder_svc.engine.client import EngineClient, merge
-from decoder_svc.engine.messages import ChoiceDone, FinishReason, Tokens
+from decoder_svc.engine.messages import AddRequest, ChoiceDone, FinishReason, Tokens
 from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
+from decoder_svc.sampling.params import SamplingParams
 from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
 from tests.checkpoints import save_tiny_qwen
 
@@ -82,7 +84,16 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
     parts = load_parts(config, text, model)
     warm_up(parts.executor, num_blocks=parts.num_blocks, block_size=config.memory.block_size)
     metrics = DecoderMetrics()
-    client = EngineClient(max_waiting=config.scheduler.max_waiting_requests, metrics=metrics)
+    client = EngineClient(
+        max_waiting=config.scheduler.max_waiting_requests,
+        room=room_of(
+            config.scheduler,
+            config.memory,
+            pages=parts.num_blocks,
+            row_bytes=parts.rows.row_bytes,
+        ),
+        metrics=metrics,
+    )
     core = build_engine(config, parts, client.mailbox, metrics)
     server = Server("127.0.0.1", 0, drain_s=2.0)
     grammars = GrammarCheck(parts.grammars)
@@ -237,6 +248,23 @@ async def test_a_full_decoder_refuses_before_accepting(model: Path) -> None:
         for call in calls:
             call.cancel()
         await decoder.idle()
+
+
+async def test_a_decoder_refuses_what_its_pages_will_not_hold_for_long(model: Path) -> None:
+    limits = SchedulerConfig(max_waiting_tokens=64)
+    async with serving(config_of(model, scheduler=limits)) as decoder:
+        admission = decoder.client.admission
+        waiting = AddRequest(
+            request_id="w", prompt_ids=(40,) * 64, sampling=SamplingParams(max_tokens=1)
+        )
+        place = admission.enter(waiting)
+        with pytest.raises(ResourceExhausted, match="KV pages"):
+            await decoder.generate([40], max_tokens=2)
+        place.leave()
+        assert len(ids_of(await decoder.generate([40], max_tokens=2, ignore_eos=True))) == 2
+        await decoder.idle()
+        admission.check()
+        assert admission.waiting_pages == 0
 
 
 async def test_a_draining_decoder_takes_nothing_new_and_finishes_the_rest(model: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from dataclasses import replace
 
 import pytest
@@ -161,6 +163,26 @@ async def test_closing_the_stream_cancels_everything(make_rig: RigMaker) -> None
     async with asyncio.timeout(30):  # grpc's own tasks end a little later
         while len(asyncio.all_tasks()) >= before + times:
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("bundled", [True, False])
+async def test_media_go_with_their_request_and_wait_for_no_collection(
+    make_rig: RigMaker, bundled: bool
+) -> None:
+    rig = await make_rig(
+        encoders=[FakeEncoder(bundled=bundled)], decoders=[FakeDecoder(bundled=bundled)]
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        data = png()
+        before = sys.getrefcount(data)
+        await collect(rig.pipeline, chat("what?", picture(data)))
+        async with asyncio.timeout(10):
+            while sys.getrefcount(data) > before:
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_cancelling_before_the_first_event_cancels_everything(make_rig: RigMaker) -> None:
