@@ -104,11 +104,12 @@ class Findings:
     direct_p50_ms: list[float]
     ours_ms: list[float]
     proxy_ms: list[float]
+    calibration_ms: list[float]
 
 
 async def measure(args: argparse.Namespace, at: Servers) -> Findings:
     """All rounds."""
-    found = Findings([], [], [], [], [], [], [])
+    found = Findings([], [], [], [], [], [], [], [])
     media = pictures(16)
     url = f"http://{at.gateway}/v1/chat/completions"
     whole = [body(one, tokens=1, stream=False) for one in media]
@@ -133,6 +134,7 @@ async def measure(args: argparse.Namespace, at: Servers) -> Findings:
         await cpu("gateway", url, whole, 40, args.clients)  # warm up
         await closed_loop(direct, clients=1, requests=20)
         for number in range(args.rounds):
+            found.calibration_ms.append(cores.calibrate_ms())
             found.picture_ms.append(await cpu("gateway", url, whole, args.requests, args.clients))
             cost_few = await cpu("gateway", url, few, args.streams, 32)
             cost_many = await cpu("gateway", url, many, args.streams, 32)
@@ -165,6 +167,8 @@ def table(found: Findings) -> tuple[str, bool]:
         good &= met
         lines.append(f"| {what} | {_values(values)} | <= {bar:g} | {'yes' if met else 'no'} |")
     lines.append(f"| CPU of a text request of {FEW} tokens, ms | {_values(found.text_ms)} | | |")
+    pace = _values(found.calibration_ms)
+    lines.append(f"| CPU of 500,000 turns of an empty loop of Python, ms | {pace} | | |")
     if found.proxy_ms:
         ratio = [b / a for a, b in zip(found.ours_ms, found.proxy_ms, strict=True)]
         met = statistics.median(ratio) >= PROXY_RATIO
