@@ -136,9 +136,7 @@ def config_of(args: argparse.Namespace, model_dir: Path) -> DecoderConfig:
     """A decoder as these options say, with random weights."""
     return DecoderConfig(
         model=str(model_dir),
-        parallel=ParallelConfig(
-            tp_size=args.tp_size, pp_size=args.pp_size, rank_process=args.rank_process
-        ),
+        parallel=ParallelConfig(tp_size=args.tp_size, pp_size=args.pp_size),
         scheduler=SchedulerConfig(
             chunked_prefill_size=args.chunk,
             max_mixed_tokens=args.max_mixed_tokens,
@@ -176,7 +174,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--async-scheduling", default="auto")
     parser.add_argument("--no-cuda-graphs", action="store_true")
-    parser.add_argument("--rank-process", default="auto", help="off, to see kernels in a profile")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", help="file for the results")
     return parser.parse_args()

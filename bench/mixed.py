@@ -239,7 +239,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--pp-size", type=int, default=1)
     parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--max-mixed-tokens", type=int, default=1024)
+    parser.add_argument("--max-mixed-tokens", type=int, default=1536)
     parser.add_argument("--max-prefill-delay", type=int, default=4)
     parser.add_argument("--max-len", type=int, default=20000, help="tokens of one sequence")
     parser.add_argument("--memory", type=float, default=0.85)
@@ -250,7 +250,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--async-scheduling", default="auto")
     parser.add_argument("--no-cuda-graphs", action="store_true")
-    parser.add_argument("--rank-process", default="auto")
     parser.add_argument("--device", default="auto")
     return parser.parse_args()
 

@@ -92,6 +92,8 @@ def soak(
         open_.append((engine.ask(prompt, tokens, **_sampling(rng)), tokens))
         if number % max(count // 10, 1) == 0:
             report.memory.append(Memory.now(number, engine.rank_pids))
+            while open_:  # batches of every size come by between two looks
+                _end(report, *open_.popleft())
     while open_:
         _end(report, *open_.popleft())
     report.seconds = time.monotonic() - begin
@@ -164,11 +166,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kv-bytes", type=int, default=1 << 30, help="on a CPU")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of one sequence")
-    parser.add_argument("--rank-process", default="auto")
     parser.add_argument("--device", default="auto")
     parser.set_defaults(tp_size=1, pp_size=1, batches=[256], chunk=8192, no_cuda_graphs=False)
     parser.set_defaults(attention_backend="auto", async_scheduling="auto")
-    parser.set_defaults(max_mixed_tokens=1024, max_prefill_delay=4)
+    parser.set_defaults(max_mixed_tokens=1536, max_prefill_delay=4)
     return parser.parse_args()
 
 

@@ -36,7 +36,6 @@ from decoder_svc.runner.loading import (
     count_pages,
     load_stage,
     plans_ahead,
-    runs_apart,
     slab_rows,
 )
 from decoder_svc.runner.rank_rows import bank_wanted, open_rank_rows
@@ -77,7 +76,7 @@ def load_parts(config: DecoderConfig, text: TextConfig, model_dir: Path) -> Part
     """
     parallel = config.parallel
     check_layout(text, tp_size=parallel.tp_size, pp_size=parallel.pp_size, ep_size=parallel.ep_size)
-    load = _load_ranks if runs_apart(config) else _load_one_rank
+    load = _load_one_rank if parallel.world_size == 1 else _load_ranks
     return load(config, text, model_dir)
 
 

@@ -43,12 +43,7 @@ class LaidOut:
     ) -> None:
         config = DecoderConfig(
             model=str(model_dir),
-            parallel=ParallelConfig(
-                tp_size=tp_size,
-                pp_size=pp_size,
-                ep_size=ep_size,
-                rank_process="on" if ahead else "off",  # of a single rank
-            ),
+            parallel=ParallelConfig(tp_size=tp_size, pp_size=pp_size, ep_size=ep_size),
             memory=MemoryConfig(kv_blocks=128, slab_bytes=1 << 20, slab_page_rows=8),
             scheduler=SchedulerConfig(
                 chunked_prefill_size=chunk,

@@ -17,16 +17,12 @@ class ParallelConfig:
     """Pipeline stages."""
     ep_size: int = 1
     """Groups of tensor parallel ranks that a mixture's experts are spread over; divides tp_size."""
-    rank_process: str = "auto"
-    """A process of its own for a rank that is the only one: on, off; auto = on with cuda."""
     rank_token_file: str = ""
     """File with the secret by which ranks of other hosts are known; needed for several hosts."""
 
     def __post_init__(self) -> None:
         if min(self.tp_size, self.pp_size, self.ep_size) < 1:
             raise ValueError("--tp-size, --pp-size and --ep-size must be at least 1")
-        if self.rank_process not in ("auto", "on", "off"):
-            raise ValueError(f"--rank-process must be auto, on or off, got {self.rank_process!r}")
 
     @property
     def world_size(self) -> int:
@@ -48,7 +44,7 @@ class SchedulerConfig:
     """Rows of media that have not landed, likewise; 0 = eight times the slab."""
     chunked_prefill_size: int = 2048
     """Prompt tokens of one step, over all requests."""
-    max_mixed_tokens: int = 1024
+    max_mixed_tokens: int = 1536
     """Tokens of a step that sequences also decode in, which holds their pace; 0 = no such limit."""
     max_prefill_delay: int = 4
     """Steps that prompts may wait to share one, while more requests wait than find a place."""

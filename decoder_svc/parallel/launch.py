@@ -109,10 +109,8 @@ def join(
         dtype: What it computes in.
         timeout_s: Longest that ranks wait for each other.
     """
-    world = mesh.tp_size * mesh.pp_size
-    if world == 1:
-        return mesh  # nobody to meet
     timeout = timedelta(seconds=timeout_s)
+    world = mesh.tp_size * mesh.pp_size
     store: Store
     if rendezvous.num_nodes == 1:
         os.environ.update({k: v for k, v in _LOOPBACK.items() if k not in os.environ})
@@ -140,8 +138,6 @@ def join(
 
 def least(value: int, device: torch.device) -> int:
     """The smallest of all ranks' values."""
-    if not dist.is_initialized():
-        return value
     shared = torch.tensor([value], device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MIN)
     return int(shared.item())

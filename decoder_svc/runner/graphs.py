@@ -83,12 +83,17 @@ class DecodeGraph:
         self._output: DecodeOutput | None = None
 
     def capture(self, pool: Any) -> None:
-        """Runs the step once for real, then records it. `pool` is the memory graphs share."""
+        """Runs the step once for real, then records it. `pool` is the memory graphs share.
+
+        The record is launched once, too: what time and memory a first launch takes would otherwise
+        be taken in the middle of answers.
+        """
         self._numbers.copy_(stage(self._empty(), self._numbers.device))
         self._step()
         torch.cuda.synchronize()
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._output = self._step()
+        self._graph.replay()
 
     def replay(self, columns: Ints, hidden: torch.Tensor | None) -> DecodeOutput:
         """Runs the step.

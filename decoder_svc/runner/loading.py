@@ -152,18 +152,6 @@ def plans_ahead(config: DecoderConfig) -> bool:
     return wanted == "on"
 
 
-def runs_apart(config: DecoderConfig) -> bool:
-    """Whether ranks have processes of their own, also a single one.
-
-    Launching a step's kernels takes the host as long as planning it and telling its tokens; in one
-    process they would wait for the same interpreter.
-    """
-    wanted = config.parallel.rank_process
-    if config.parallel.world_size > 1 or wanted == "on":
-        return True
-    return wanted == "auto" and choose_placement(config).device.type == "cuda"
-
-
 def build_runner(
     config: DecoderConfig,
     model: DecoderStage,

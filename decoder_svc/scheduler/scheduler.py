@@ -77,7 +77,9 @@ class Scheduler:
         had_pages = self._starved is None
         self._starved = self._choose_decodes(chosen, apart=self._limits.depth)
         running = tuple(self._running)
-        prefilling = [sequence for sequence in running if not sequence.decodes]
+        prefilling = []
+        if len(chosen) < len(running):
+            prefilling = [sequence for sequence in running if not sequence.decodes]
         num_decodes = self._limits.share(len(running) - len(prefilling))
         seats = self._seats.num_free
         if self._gate.opens(

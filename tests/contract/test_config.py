@@ -30,7 +30,6 @@ def sample(setting: Setting) -> tuple[str, Any]:
         "discovery": ("dns", "dns"),
         "front_door": ("tls", "tls"),
         "transport": ("grpc", "grpc"),
-        "rank_process": ("off", "off"),
         "slab_memory": ("host", "host"),
         "mem_fraction_static": ("0.5", 0.5),
         "limit_mm_per_prompt": ("image=2,video=1", ("image=2", "video=1")),

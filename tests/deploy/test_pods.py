@@ -144,7 +144,6 @@ def other(name: str, default: Any) -> Any:
         "async_scheduling": "off",
         "attention_backend": "reference",
         "load_format": "dummy",
-        "rank_process": "off",
         "slab_memory": "host",
         "dtype": "float16",
         "row_dtype": "float16",

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from decoder_svc.engine.messages import AbortRequest, ItemReleased, StopChoice
+from decoder_svc.engine.messages import AbortRequest, ItemReleased, StepPlan, StopChoice
 from decoder_svc.engine.request import PRIORITY_STEP
+from decoder_svc.runner.rows import columns_of
 from tests.unit.decoder.simulation import (
     Picture,
     SimulatedRanks,
@@ -323,3 +324,44 @@ def test_steady_decoding_is_told_in_columns() -> None:
     assert sim.ranks.num_in_columns > 0.8 * sim.ranks.num_steps
     for add in adds:
         assert sim.told[add.request_id].tokens() == expected(add)
+
+
+def mixed_steps(monkeypatch: pytest.MonkeyPatch, *, delay: int, seats: int) -> list[int]:
+    """Tokens of the steps that had both decoding sequences and prompts, of twelve requests."""
+    sim = Simulation(
+        ahead=True,
+        most_rows=8,
+        max_running=seats,
+        num_blocks=256,
+        chunk_tokens=64,
+        mixed_tokens=32,
+        prefill_delay=delay,
+    )
+    found = []
+    submit = sim.ranks.submit
+
+    def look(plan: StepPlan) -> None:
+        if plan.decodes is not None and plan.sequences:
+            tokens = sum(len(s.token_ids) for s in plan.sequences)
+            found.append(columns_of(plan.decodes).shape[1] + tokens)
+        submit(plan)
+
+    monkeypatch.setattr(sim.ranks, "submit", look)
+    adds = [make_request(str(i), [20 + i, *TEXT[: i % 5 + 6]], max_tokens=5 + i) for i in range(12)]
+    for add in adds:
+        sim.add(add)
+    sim.run()
+    for add in adds:
+        assert sim.told[add.request_id].tokens() == expected(add)
+    return found
+
+
+def test_prompts_wait_for_each_other_while_seats_are_scarce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_once = mixed_steps(monkeypatch, delay=0, seats=4)
+    together = mixed_steps(monkeypatch, delay=3, seats=4)
+    assert len(together) < len(at_once)
+    assert max(at_once + together) <= 32
+    enough = mixed_steps(monkeypatch, delay=0, seats=12)
+    assert enough and mixed_steps(monkeypatch, delay=3, seats=12) == enough  # no seat is scarce
