@@ -16,15 +16,20 @@ import argparse
 import json
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.decoder import DecoderBench, config_of
+from bench.decoder import DecoderBench
 from bench.engine import BenchEngine, finish, random_prompts
 from bench.traced_rank import begin, trace_ranks
+from chiasm.config.decoder import (
+    DecoderConfig,
+    MemoryConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 
 BUSY_BATCH, PROMPT = 128, 128
 TAUGHT, TAUGHT_TOKENS = 4, 32
@@ -112,8 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         traces = Path(directory)
         trace_ranks(traces)
-        config = replace(config_of(args, args.model), load_format="auto")
-        engine = BenchEngine(config, args.model)
+        engine = BenchEngine(config_of(args), args.model)
         print(f"started in {engine.start_s:.1f} s", flush=True)
         try:
             bench = LayoutBench(engine, args, traces)
@@ -127,8 +131,21 @@ def main() -> None:
             engine.close()
 
 
+def config_of(args: argparse.Namespace) -> DecoderConfig:
+    """A decoder of that layout."""
+    return DecoderConfig(
+        model=str(args.model),
+        parallel=ParallelConfig(tp_size=args.tp_size, pp_size=args.pp_size),
+        scheduler=SchedulerConfig(
+            chunked_prefill_size=8192, max_running_requests=max(*args.batches, args.busy_batch)
+        ),
+        memory=MemoryConfig(mem_fraction_static=args.memory, kv_bytes=1 << 26),
+        max_model_len=20000,
+    )
+
+
 def arguments() -> argparse.Namespace:
-    """The command line; what `bench.decoder` reads is here under the same names."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.layouts", description=__doc__)
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--pp-size", type=int, default=1)
@@ -143,12 +160,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--busy-after", type=float, default=2.0, help="seconds, then it is traced")
     parser.add_argument("--busy-s", type=float, default=1.0, help="seconds traced")
     parser.add_argument("--memory", type=float, default=0.85)
-    args = parser.parse_args()
-    args.chunk, args.max_mixed_tokens, args.max_prefill_delay = 8192, 0, 0
-    args.max_len, args.kv_bytes = 20000, 1 << 26
-    args.attention_backend = args.async_scheduling = args.device = "auto"
-    args.no_cuda_graphs = False
-    return args
+    return parser.parse_args()
 
 
 def _numbers(text: str) -> list[int]:
