@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from chiasm.plan import Grid, MediaPlan, Modality
 from gateway.media.header import MediaHeader
@@ -63,7 +63,8 @@ class Layout:
 class Planner(ABC):
     """Plans one family's media as its reference processor would. Pure: headers in, layouts out."""
 
-    family: ClassVar[str]
+    family: str
+    """The name that plans, towers and text models of the checkpoint carry."""
 
     @classmethod
     @abstractmethod

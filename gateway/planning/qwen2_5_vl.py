@@ -33,15 +33,13 @@ class VideoSettings(ImageSettings):
 class Qwen25VLPlanner(Planner):
     """Plans by integers alone: equal headers and options give equal layouts."""
 
-    family = "qwen2_5_vl"
-
     def __init__(
         self, *, image: ImageSettings, video: VideoSettings, counts_groups: bool = False
     ) -> None:
         self._image = image
         self._video = video
         self._counts_groups = counts_groups
-        self._family = _FIRST if counts_groups else self.family
+        self.family = _FIRST if counts_groups else _LATER
 
     @classmethod
     def from_files(
@@ -67,7 +65,7 @@ class Qwen25VLPlanner(Planner):
         low, high = pixel_range(settings, options, param=param)
         height, width = resized(header, settings.factor, low, high, param=param)
         grid = settings.grid(height, width)
-        return Layout(self._family, header, height, width, (grid,), settings.rows(grid))
+        return Layout(self.family, header, height, width, (grid,), settings.rows(grid))
 
     def plan_video(self, header: MediaHeader, options: MediaOptions, *, param: str) -> Layout:
         """One clip: one grid; every `temporal_patch_size` frames are one temporal patch."""
@@ -79,7 +77,7 @@ class Qwen25VLPlanner(Planner):
         height, width = resized(header, settings.factor, low, high, param=param)
         grid = settings.grid(height, width, num_frames=len(frames))
         return Layout(
-            self._family,
+            self.family,
             header,
             height,
             width,
@@ -127,5 +125,5 @@ def _cap(settings: VideoSettings, low: int, high: int, num_frames: int) -> int:
     return max(min(high, share), int(low * 1.05))
 
 
-_FIRST = "qwen2_vl"
+_FIRST, _LATER = "qwen2_vl", "qwen2_5_vl"
 _VIDEO_KEYS = ("fps", "min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens")

@@ -27,7 +27,7 @@ def part(file: File) -> dict[str, object]:
 
 
 # One of each way that media take through the services; `--every-layout` runs all families.
-COVER = ("Qwen3-VL MoE", "GLM-4.6V-Flash", "InternVL3 (authors')")
+COVER = ("Qwen2-VL", "Qwen3-VL MoE", "GLM-4.6V-Flash", "InternVL3 (authors')")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

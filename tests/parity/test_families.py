@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from chiasm.plan import Modality
+from decoder_svc.config import read_text_config
+from gateway.planning.registry import planner_for
 from tests.families import FAMILIES, save_tiny
 from tests.integration.media import circle, clip, encode
 from tests.parity.harness import NUM_TOKENS, File, Prepared, Served, request
@@ -41,6 +43,12 @@ def served_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def new_rig(served: Served) -> Rig:
     return Rig(served.path, chunk_tokens=48, num_blocks=512, page_rows=64, segment_rows=100)
+
+
+def test_gateway_tower_and_text_model_are_of_one_name(served: Served) -> None:
+    """The gateway takes no peer of another family."""
+    names = {planner_for(served.path).family, served.runner.family}
+    assert names == {read_text_config(served.path).family}
 
 
 @pytest.mark.parametrize("name", PROMPTS)
