@@ -63,6 +63,7 @@ class Loaded(LaidOut):
             scheduler=SchedulerConfig(max_running_requests=8, chunked_prefill_size=8192),
             device=str(device),
             dtype="bfloat16",
+            fp8_matmul=True,
         )
         plain = assembly.load_stage
         assembly.load_stage = watch.time("load language model", plain)  # type: ignore[assignment]

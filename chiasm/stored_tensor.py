@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from chiasm.tensor_header import TensorEntry, read_header
 
@@ -43,6 +44,11 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        try:
+            with safe_open(path, framework="numpy"):  # all of its header is looked through
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no whole safetensors file: {error}") from None
         self._entries = list(read_header(path))
         self._fd = os.open(path, os.O_RDONLY)
         self._map: mmap.mmap | None = None

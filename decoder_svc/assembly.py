@@ -86,7 +86,14 @@ def _load_one_rank(config: DecoderConfig, text: TextConfig, model_dir: Path) -> 
         torch.set_num_threads(config.num_threads)
     mesh, placement = ParallelMesh(), choose_placement(config)
     rows, slab_pages = _slab(config, text, placement)
-    model = load_stage(model_dir, text, mesh, placement, load_format=config.load_format)
+    model = load_stage(
+        model_dir,
+        text,
+        mesh,
+        placement,
+        load_format=config.load_format,
+        fp8_matmul=config.fp8_matmul,
+    )
     shape = (slab_pages * config.memory.slab_page_rows, rows.hidden_size * rows.levels)
     dtype: torch.dtype = getattr(torch, rows.dtype)
     bank = open_rank_rows(config, mesh, placement.device, shape=shape, dtype=dtype)

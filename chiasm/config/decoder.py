@@ -116,6 +116,9 @@ class DecoderConfig:
     """Record decode steps as CUDA graphs, where the attention backend allows it."""
     load_format: str = "auto"
     """auto = the checkpoint's weights; dummy = random weights, for measuring speed."""
+    fp8_matmul: bool = False
+    """Keep FP8 weights of dense layers in 8 bits and multiply them so, on GPUs that can (capability
+    8.9); else they are multiplied out as they are read. Not yet run on a GPU."""
     transport: str = "auto"
     """auto, nixl or grpc."""
     max_model_len: int = 0

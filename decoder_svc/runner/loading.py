@@ -69,7 +69,7 @@ def choose_placement(config: DecoderConfig, *, local_rank: int = 0) -> Placement
 
 
 def eight_bits_run(placement: Placement) -> bool:
-    """Whether products of 8 bits are computed as such; elsewhere they are multiplied out."""
+    """Whether products of 8 bits can be computed as such there."""
     if placement.device.type != "cuda" or placement.dtype is torch.float32:
         return False
     return torch.cuda.get_device_capability(placement.device) >= _FP8_CAPABILITY
@@ -82,13 +82,16 @@ def load_stage(
     placement: Placement,
     *,
     load_format: str = "auto",
+    fp8_matmul: bool = False,
 ) -> DecoderStage:
     """The stage with its weights: the checkpoint's, or random ones with `load_format` dummy.
+    FP8 ones stay as they are with `fp8_matmul`, where such products can be computed.
 
     Raises:
         ValueError: Naming tensors that are missing or unknown.
     """
-    text = replace(text, eight_bits=text.eight_bits and eight_bits_run(placement))
+    eight_bits = text.eight_bits and fp8_matmul and eight_bits_run(placement)
+    text = replace(text, eight_bits=eight_bits)
     with torch.device("meta"):
         model = DecoderStage(text, mesh)
     for name, weight in model.named_parameters():

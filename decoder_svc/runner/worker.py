@@ -204,7 +204,14 @@ def _load(task: RankTask, start: Start, bank_channel: Connection | None) -> Mode
         dtype=placement.dtype,
         timeout_s=MEETING_S,
     )
-    model = load_stage(task.model_dir, text, mesh, placement, load_format=config.load_format)
+    model = load_stage(
+        task.model_dir,
+        text,
+        mesh,
+        placement,
+        load_format=config.load_format,
+        fp8_matmul=config.fp8_matmul,
+    )
     rows = _rows(task, mesh)
     shape = (len(rows), rows.shape[1])
     bank = open_rank_rows(config, mesh, placement.device, shape=shape, dtype=rows.dtype)

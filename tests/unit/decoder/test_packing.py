@@ -87,8 +87,9 @@ def rewritten(source: Path, target: Path, change: Callable[[Tensors], Tensors]) 
     return target
 
 
-def load(path: Path, mesh: ParallelMesh | None = None) -> DecoderStage:
-    return load_stage(path, read_text_config(path), mesh or ParallelMesh(), CPU)
+def load(path: Path, mesh: ParallelMesh | None = None, *, fp8_matmul: bool = False) -> DecoderStage:
+    text = read_text_config(path)
+    return load_stage(path, text, mesh or ParallelMesh(), CPU, fp8_matmul=fp8_matmul)
 
 
 def assert_equal(ours: DecoderStage, theirs: DecoderStage) -> None:
@@ -246,11 +247,13 @@ def test_blocks_of_eight_bits_stay_where_they_can_be_used(
     config = json.loads((stored / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (stored / "config.json").write_text(json.dumps(config))
-    plain = load(stored)
+    elsewhere = load(stored, fp8_matmul=True)
     monkeypatch.setattr("decoder_svc.runner.loading.eight_bits_run", lambda placement: True)
+    unasked = load(stored)
     for tp_size in (1, 2):
         mesh = ParallelMesh(tp_size=tp_size)
-        model, whole = load(stored, mesh), load(plain_of(stored, tmp_path / f"p{tp_size}"), mesh)
+        model = load(stored, mesh, fp8_matmul=True)
+        whole = load(plain_of(stored, tmp_path / f"p{tp_size}"), mesh)
         small = [n for n, p in model.named_parameters() if p.dtype is FP8]
         # One head is no whole block.
         assert any("attention.qkv" in n for n in small) is (tp_size == 1)
@@ -260,7 +263,8 @@ def test_blocks_of_eight_bits_stay_where_they_can_be_used(
             if isinstance(ours, ColumnLinear):
                 got, wanted = ours(hidden), theirs(hidden)
                 assert F.cosine_similarity(got, wanted).min() > 0.998
-    assert all(p.dtype is torch.float32 for p in plain.parameters())
+    for plain in (elsewhere, unasked):
+        assert all(p.dtype is torch.float32 for p in plain.parameters())
 
 
 def plain_of(stored: Path, target: Path) -> Path:
