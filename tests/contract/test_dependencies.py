@@ -31,7 +31,8 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Imported by the kernel only where a service that has it needs it, or only if it is there.
-OPTIONAL = {"huggingface_hub", "numpy", "prometheus_client", "torch", "nixl_cu12", "nixl_cu13"}
+OPTIONAL = {"huggingface_hub", "numpy", "prometheus_client", "safetensors", "torch"}
+OPTIONAL |= {"nixl_cu12", "nixl_cu13"}
 # Only where there is a GPU: triton comes with torch's builds for CUDA, flashinfer is an extra.
 WITH_GPU = {"triton", "flashinfer"}
 
