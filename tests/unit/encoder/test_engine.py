@@ -357,7 +357,11 @@ async def test_the_event_loop_stays_free(bench: Bench) -> None:
     bench.runner.may_run.set()
 
 
+@pytest.mark.parametrize(
+    "bench", [{"limits": replace(LIMITS, preprocess_workers=1)}], indirect=True
+)
 async def test_priority(bench: Bench) -> None:
+    """One worker: what is prepared first is ready first."""
     bench.runner.may_run.clear()
     low = [picture(cells=(4, 4)) for _ in range(4)]  # 64 patches: a batch each
     for work in low:
