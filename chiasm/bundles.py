@@ -143,6 +143,8 @@ class BundleServer:
             self._newest = strand.call
             call = self._calls[strand.call] = BundledCall(strand.call, self._parse)
             call.task = asyncio.create_task(self._run(call, strand.timeout_s or None))
+            # A callback, since a task that is cancelled before its first step runs nothing at all.
+            call.task.add_done_callback(lambda _: self._ended(call))
         assert call.task is not None
         if strand.cancelled:
             call.task.cancel()
@@ -166,10 +168,11 @@ class BundleServer:
             call.error = DeadlineExceeded("the call's time is up").detail()
         except grpc.aio.AbortError:
             assert call.error is not None, "abort has said why"
-        finally:
-            del self._calls[call.number]
-            call.over()
-            self._say(call, common_pb2.Strand(end=True, error=call.error))
+
+    def _ended(self, call: BundledCall) -> None:
+        del self._calls[call.number]
+        call.over()
+        self._say(call, common_pb2.Strand(end=True, error=call.error))
 
     def _say(self, call: BundledCall, strand: common_pb2.Strand) -> None:
         strand.call = call.number

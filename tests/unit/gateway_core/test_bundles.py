@@ -155,6 +155,18 @@ async def test_closing_one_ends_it_at_the_peer_and_no_other() -> None:
         assert await read(wait) == [1, 2]
 
 
+async def test_a_call_cancelled_in_the_bundle_that_opens_it_is_over_as_well() -> None:
+    server = BundleServer(Peer().Generate, decoder_pb2.GenerateRequest.FromString, method="test")
+    opening = common_pb2.Strand(call=1, message=start("deaf").SerializeToString())
+
+    async def requests() -> AsyncIterator[common_pb2.Bundle]:
+        yield common_pb2.Bundle(strands=[opening, common_pb2.Strand(call=1, cancelled=True)])
+
+    async with asyncio.timeout(10):
+        (bundle,) = [bundle async for bundle in server.serve(requests())]
+    assert bundle.strands[0].end
+
+
 async def test_a_deadline_is_kept_on_both_ends() -> None:
     peer = Peer()
     async with client_of(peer) as client:
