@@ -56,6 +56,8 @@ class FetchCall:
         self._sent: dict[int, Grant] = {}
         self._arrived: set[int] = set()  # of which the encoder has still to say Written
         self._num_sent = 0
+        self._num_missing = len(opening.rows)
+        self._is_denied = False  # the encoder takes rows for unwritten that have arrived
         self._call: Call | None = None
         self._failed = False
         receiver.on_arrived = self._landed
@@ -162,9 +164,18 @@ class FetchCall:
 
     def _landed(self, seq: int, bank: int) -> None:
         """The receiving rank has been notified of a whole grant."""
-        grant = self._sent.pop(seq)
         self._arrived.add(seq)
+        self._take_in(self._sent.pop(seq), bank)
+
+    def _take_in(self, grant: Grant, bank: int) -> None:
         self._post(Landed(self.fetch_id, grant.segment, grant.seq, bank))
+        self._num_missing -= sum(len(place.rows) for place in grant.destinations)
+        self._end_if_denied()
+
+    def _end_if_denied(self) -> None:
+        """All rows are here, but the encoder would wait for another grant of some, for ever."""
+        if self._is_denied and not self._num_missing:
+            self.send(Cancel(self.fetch_id))
 
     async def _written(self, written: encoder_pb2.FetchWritten) -> None:
         bank = None
@@ -177,11 +188,13 @@ class FetchCall:
         if grant is None or bank is None:
             self._fail(Cause.LOST, "rows arrived incomplete or damaged")
             return
-        self._post(Landed(self.fetch_id, written.segment, grant.seq, bank))
+        self._take_in(grant, bank)
 
     async def _again(self, unwritten: encoder_pb2.FetchUnwritten) -> None:
         if unwritten.seq in self._arrived:  # the failure came after the last byte
             self._arrived.remove(unwritten.seq)
+            self._is_denied = True
+            self._end_if_denied()
             return
         grant = self._sent.get(unwritten.seq)
         places = await self._receiver.unwritten(

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from chiasm.plan import Span
+from chiasm.transport.base import HOST_BANK, WriteFailed
 from chiasm.transport.local import LocalMemory, LocalReceiver
 from decoder_svc.embeddings.events import Broken, Fenced
 from tests.unit.transfer.loopback import (
@@ -35,6 +36,45 @@ async def test_rows_may_be_written_straight_into_memory() -> None:
         assert await d.rows("r", 50) == bytes_of(plan)
         d.drop("r")
         await d.idle()
+
+
+async def test_a_write_that_fails_after_its_notification_leaves_no_fetch_open() -> None:
+    """The encoder takes the rows for unwritten, and would wait for another grant of them."""
+    memory = LocalMemory()
+    receivers: list[LocalReceiver] = []
+
+    class Doubting:
+        def __init__(self, inner) -> None:
+            self._inner = inner
+
+        async def write(self, segment, *, seq, destinations, **kwargs) -> int:
+            await self._inner.write(segment, seq=seq, destinations=destinations, **kwargs)
+            if destinations[-1].rows.end == 50:
+                receivers[0].on_arrived(seq, HOST_BANK)
+                raise WriteFailed("seen too late", aborted=False)
+            return 0
+
+    class DoubtingOutbound:
+        reach = memory.reach
+
+        def open(self, *args) -> Doubting:
+            return Doubting(memory.open(*args))
+
+    def open_receiver(slab):
+        name = memory.register(slab.view())
+
+        def opened(_):
+            receivers.append(LocalReceiver(name))
+            return receivers[-1]
+
+        return opened
+
+    async with encoder(outbound=DoubtingOutbound()) as e, decoder(open_receiver=open_receiver) as d:
+        plan = media_plan("a")
+        encode_id, _ = await e.encode(plan)
+        d.want("r", plan, [e.source(encode_id)])
+        assert await d.rows("r", 50) == bytes_of(plan)
+        await d.until(lambda: d.fetcher.num_open == 0)
 
 
 class PostedSender:
