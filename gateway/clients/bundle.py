@@ -188,6 +188,8 @@ class Bundle:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.broken:  # the reader had not begun
+            self._break(Unavailable("the connection was closed"))
         self._call.cancel()
 
     async def _read(self) -> None:

@@ -204,6 +204,14 @@ async def test_a_stream_that_breaks_takes_its_calls_and_the_next_finds_a_new_one
         assert peer.streams == 2
 
 
+async def test_a_client_closed_at_once_ends_its_calls() -> None:
+    async with client_of(Peer()) as client:
+        deaf = await opened(client, "deaf", timeout_s=5.0)
+        await client.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await read(deaf)
+
+
 async def test_a_peer_given_up_fails_its_calls_at_once() -> None:
     async with client_of(Peer()) as client:
         deaf = await opened(client, "deaf")
