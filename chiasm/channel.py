@@ -76,3 +76,9 @@ async def close_quietly(call: grpc.aio.Call) -> None:
     """Cancels a call if it still runs and lets the event loop see the end of it."""
     if call.cancel():
         await asyncio.sleep(0)
+
+
+def being_cancelled() -> bool:
+    """Whether it is the running task that somebody cancels, and not what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

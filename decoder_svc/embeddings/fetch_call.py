@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import grpc
 
-from chiasm.channel import messages
+from chiasm.channel import being_cancelled, messages
 from chiasm.plan import Cause, Span
 from chiasm.rows import RowFormat
 from chiasm.transport.base import STREAM, Receiver
@@ -97,7 +97,7 @@ class FetchCall:
                 await self._handle(response)
             return False
         except asyncio.CancelledError:
-            if call.cancelled() and not _being_cancelled():
+            if call.cancelled() and not being_cancelled():
                 return False  # broken off
             raise
         finally:
@@ -225,8 +225,3 @@ class FetchCall:
         if not self._failed:
             self._failed = True
             self._post(Failed(self.fetch_id, cause, message))
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -13,11 +13,11 @@ from typing import Any, Generic, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from chiasm.channel import messages
+from chiasm.channel import being_cancelled, messages
 from chiasm.errors import Cancelled, ChiasmError, DeadlineExceeded, Unavailable, from_detail
 from chiasm.v1 import common_pb2
 from gateway.clients.framing import Buffers, field_head, size_of
-from gateway.clients.stream import Request, Response, being_cancelled
+from gateway.clients.stream import Request, Response
 
 _MOST_BYTES = 1 << 20  # of a bundle, unless a single strand has more
 _LARGE_BYTES = 64 << 10  # who sends so much waits until it is on its way

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
-from chiasm.channel import close_quietly, messages
+from chiasm.channel import being_cancelled, close_quietly, messages
 from chiasm.errors import Cancelled, ChiasmError, Unavailable
 
 Request = TypeVar("Request")
@@ -113,9 +113,3 @@ class OpenStreams:
         """The peer does not answer any more."""
         for stream in tuple(self._streams):
             stream.give_up(error)
-
-
-def being_cancelled() -> bool:
-    """Whether it is the running task that somebody cancels, and not what it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
