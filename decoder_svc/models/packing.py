@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from chiasm.kernels.block_scaled import BLOCK
 from chiasm.stored_tensor import Block, StoredTensor
 
 Shape = tuple[int, ...]
@@ -30,7 +31,6 @@ _HALF = re.compile(r"(.*)\.(gate|up)_proj\.weight")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _WHOLE = slice(None)
 SCALES = "_scale_inv"
-BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
