@@ -13,6 +13,7 @@ from typing import Any
 from gateway.media.data_uri import strict_base64
 
 LEAST_CHARS = 16 << 10  # shorter ones are parsed as quickly
+_MOST_LOOKED_AT = 1024  # strings that begin so; more than a request may have media
 _HEAD = re.compile(rb"data:[a-zA-Z0-9.+/-]{0,64};base64,")
 
 Lifted = Mapping[str, bytes]
@@ -27,8 +28,9 @@ def lift(raw: bytes | bytearray) -> tuple[bytes | bytearray, Lifted]:
     kept: list[bytes | memoryview] = []
     lifted: dict[str, bytes] = {}
     view, done, nonce = memoryview(raw), 0, secrets.token_hex(16)
-    at = raw.find(b'"data:')
-    while at >= 0:
+    at, looked_at = raw.find(b'"data:'), 0
+    while at >= 0 and looked_at < _MOST_LOOKED_AT:
+        looked_at += 1
         end = raw.find(b'"', at + 1)
         head = _HEAD.match(raw, at + 1)
         if head is not None and end - at > LEAST_CHARS and raw.find(b"\\", at, end) < 0:

@@ -7,9 +7,9 @@ supported are declared here, so that they are refused by name and never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from gateway.api.guide_schema import ResponseFormat, StructuredOutputs, ToolBody, ToolChoiceBody
 
@@ -22,7 +22,13 @@ Uuid = Annotated[str, Field(strict=True, max_length=256)]
 Pixels = Annotated[int, Field(strict=True, ge=1)]
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 
+_Item = TypeVar("_Item")
+Several = Annotated[list[_Item], Field(fail_fast=True)]
+"""As many as there are. The first that is wrong ends it: to describe a million takes seconds."""
+
 Refused = Annotated[Any, Field(description="refused, unless it asks for nothing")]
+
+MOST_BIASES = 1024
 
 TAG = "@"  # tags of unions begin so; error paths leave them out
 
@@ -118,7 +124,7 @@ def _content_kind(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[Text, Tag("@string")] | Annotated[list[ContentPart], Tag("@parts")],
+    Annotated[Text, Tag("@string")] | Annotated[Several[ContentPart], Tag("@parts")],
     Discriminator(
         _content_kind,
         custom_error_type="content_type",
@@ -148,7 +154,7 @@ class MessageBody(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Text | None = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: Several[ToolCallBody] | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     """What the assistant thought, for templates that show it."""
@@ -184,6 +190,13 @@ Stop = Annotated[
 ]
 
 
+def _bounded(value: Any) -> Any:
+    """Counts before anything is looked at, as lists do."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"at most {MOST_BIASES} biases, not {len(value)}")
+    return value
+
+
 class SamplingBody(BaseModel):
     """What both endpoints take."""
 
@@ -204,7 +217,9 @@ class SamplingBody(BaseModel):
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: Flag | None = None
-    logit_bias: Annotated[dict[str, Float], Field(max_length=1024)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Float], Field(max_length=MOST_BIASES), BeforeValidator(_bounded)] | None
+    ) = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     user: Text | None = None
@@ -239,7 +254,7 @@ class SamplingBody(BaseModel):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    messages: Annotated[Several[MessageBody], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
@@ -274,7 +289,7 @@ def _prompt_kind(value: Any) -> str | None:
     return "@id_lists" if isinstance(first, list | tuple) else "@ids"
 
 
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[Several[TokenId], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[Text, Tag("@string")]
     | Annotated[list[Text], Field(max_length=128), Tag("@strings")]
@@ -305,7 +320,7 @@ class TokenizeBody(_Body):
 
     model: NonEmpty | None = None
     prompt: Text | None = None
-    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
+    messages: Annotated[Several[MessageBody], Field(min_length=1)] | None = None
     parse_special: Flag = False
     """Whether names of special tokens in `prompt` count."""
     add_generation_prompt: Flag = True
@@ -319,4 +334,4 @@ class DetokenizeBody(_Body):
     """POST /detokenize."""
 
     model: NonEmpty | None = None
-    tokens: list[TokenId]
+    tokens: Several[TokenId]

@@ -69,6 +69,7 @@ BODIES = {
     "beside a text": (chat({**TEXT, "image_url": {"url": URI}}), 0),
     "in a picture and in a text": (chat({"type": "text", "text": URI}, image(URI)), 0),
     "in a field nobody knows": (chat(image({"url": URI}), metadata={"url": URI}), 0),
+    "behind many of the kind": (chat(*[{**TEXT, "text": "data:"}] * 1024, image(URI)), 0),
     "as a key": (chat(TEXT, metadata={URI: 1}), 0),
 }
 

@@ -306,3 +306,18 @@ def test_the_other_face_refuses_the_same(fields: dict[str, Any], param: str) -> 
     with pytest.raises(InvalidRequest) as caught:
         job_of(request(**fields), CALLER, vocab_size=VOCAB)
     assert caught.value.param == param
+
+
+WRONG = {
+    "messages": chat(messages=[1] * 2000),
+    "parts": chat([{}] * 2000),
+    "calls": chat(messages=[{"role": "assistant", "tool_calls": [1] * 2000}]),
+    "biases": chat(logit_bias={str(index): "x" for index in range(2000)}),
+}
+
+
+@pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_thousands_of_times_is_described_once(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate(body)
+    assert caught.value.error_count() == 1
