@@ -93,17 +93,17 @@ class DeviceCopier:
         self._lanes = threading.local()
         self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="weights")
         self._pending: list[Future[None]] = []
-        # Memory of the targets may have been used before, by work that is still going on.
-        self._is_free = torch.cuda.Event()
-        self._is_free.record(torch.cuda.current_stream(self._device))
 
     def put(self, block: Block, target: torch.Tensor) -> None:
         """See `WeightCopier`."""
+        # The target's memory may have been another's, whom the caller's stream still reads.
+        is_free = torch.cuda.Event()
+        is_free.record(torch.cuda.current_stream(self._device))
         step = max(1, _JOB_BYTES // max(1, block.width))
         for first in range(0, block.lines, step):
             count = min(step, block.lines - first)
             part, goal = block.part(first, count), target[first : first + count]
-            self._pending.append(self._pool.submit(self._copy, part, goal))
+            self._pending.append(self._pool.submit(self._copy, part, goal, is_free))
 
     def wait(self) -> None:
         """See `WeightCopier`."""
@@ -118,12 +118,12 @@ class DeviceCopier:
         torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
-    def _copy(self, block: Block, target: torch.Tensor) -> None:
+    def _copy(self, block: Block, target: torch.Tensor, is_free: torch.cuda.Event) -> None:
         lane = getattr(self._lanes, "own", None)
         if lane is None:
             torch.cuda.set_device(self._device)
             lane = self._lanes.own = _Lane(self._device)
-            lane.stream.wait_event(self._is_free)
+        lane.stream.wait_event(is_free)
         lane.copy(block, target)
         with self._lock:
             self._told(target.nbytes)

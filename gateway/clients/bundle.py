@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 from typing import Any, Generic, cast
 
 import grpc
@@ -215,7 +216,7 @@ class Bundle:
             _wake(sent)
         self._unsent.clear()
         for stream in tuple(self._streams.values()):
-            stream.finish(error)
+            stream.finish(copy(error))  # each raises its own, and holds what it was raised through
 
     async def _write(self) -> None:
         """All that waits, as one message; a failure is told by reading."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from copy import copy
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
@@ -112,4 +113,4 @@ class OpenStreams:
     def give_up(self, error: ChiasmError) -> None:
         """The peer does not answer any more."""
         for stream in tuple(self._streams):
-            stream.give_up(error)
+            stream.give_up(copy(error))  # each raises its own, and holds what it was raised through

@@ -196,9 +196,12 @@ async def test_a_stream_that_breaks_takes_its_calls_and_the_next_finds_a_new_one
         async with aclosing(aiter(waiting[0])) as messages:
             await anext(messages)
         client.bundle()._call.cancel()
+        raised = []
         for stream in waiting:
-            with pytest.raises(Unavailable):
+            with pytest.raises(Unavailable) as failure:
                 await read(stream)
+            raised.append(failure.value)
+        assert len(set(map(id, raised))) == 3  # what one was raised through is not held by others
         peer.go_on.set()
         assert await read(await opened(client, "wait")) == [1, 2]
         assert peer.streams == 2
