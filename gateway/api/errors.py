@@ -62,7 +62,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     """The first thing wrong with a body, named by its path."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = path(first["loc"])
-    message = first["msg"]
+    message = first["msg"].removeprefix("Value error, ")
     return InvalidRequest(f"{param}: {message}" if param else message, param=param)
 
 

@@ -321,3 +321,9 @@ def test_what_is_wrong_thousands_of_times_is_described_once(body: dict[str, Any]
     with pytest.raises(ValidationError) as caught:
         ChatBody.model_validate(body)
     assert caught.value.error_count() == 1
+
+
+def test_what_is_wrong_is_said_without_the_validators_words() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        job(logit_bias={str(index): 1 for index in range(1025)})
+    assert caught.value.message == "logit_bias: at most 1024 biases, not 1025"
