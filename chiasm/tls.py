@@ -75,7 +75,9 @@ class PeerTls:
     def context(self, *, strangers: bool = False) -> ssl.SSLContext:
         """For a port of ours that is not gRPC's; each handshake is of the newest files.
 
-        What one handshake has shown does not count for the next: no session is resumed.
+        What one handshake has shown does not count for the next: no session is resumed. That takes
+        TLS 1.3: before it OpenSSL keeps sessions by their ids, and Python cannot forbid it. Where
+        strangers are served nothing is shown, and TLS 1.2 will do.
         """
         context = self._context(strangers)
         latest = self.version, context
@@ -93,7 +95,8 @@ class PeerTls:
         self._fresh()
         certificate, key, *ca = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        oldest = ssl.TLSVersion.TLSv1_2 if strangers else ssl.TLSVersion.TLSv1_3
+        context.minimum_version = oldest
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
         context.load_cert_chain(certificate, key)
