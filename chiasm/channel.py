@@ -50,6 +50,15 @@ def connect(address: str, tls: PeerTls | None = None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, name))
 
 
+def backs_off(channel: grpc.aio.Channel) -> bool:
+    """Whether calls begun now fail without a dial: the last one failed, not long ago.
+
+    gRPC pauses before it dials again, for longer each time. Who has news of the peer since then
+    makes another channel: it dials at once.
+    """
+    return channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+
 @contextmanager
 def typed_errors() -> Iterator[None]:
     """Inside, a failed rpc raises the ChiasmError its server meant."""

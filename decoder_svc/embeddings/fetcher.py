@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from chiasm.errors import ChiasmError
+from chiasm.plan import Source
 from chiasm.rows import RowFormat
 from chiasm.tls import PeerTls
 from chiasm.transport.base import OpenReceiver, Receiver
@@ -83,7 +84,7 @@ class Fetcher:
                     receiver = self._open_receiver(command.fetch_id)
                     call = FetchCall(command, receiver, self._row_format, self._post)
                     self._calls[command.fetch_id] = call
-                    self._start(self._fetch(call, command.source.endpoint))
+                    self._start(self._fetch(call, command.source))
                 case Grant() | Cancel():
                     # A call that is over has reported so: the receiver will hear of it.
                     if (known := self._calls.get(command.fetch_id)) is not None:
@@ -111,17 +112,18 @@ class Fetcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fetch(self, call: FetchCall, endpoint: str) -> None:
+    async def _fetch(self, call: FetchCall, source: Source) -> None:
         quiesced = False
         try:
-            async with self._channels.lease(endpoint) as channel:
+            leased = self._channels.lease(source.endpoint, source.encoder_epoch)
+            async with leased as channel:
                 quiesced = await call.run(encoder_pb2_grpc.EncoderStub(channel))
         except ChiasmError as error:
             logger.warning(
                 "fetch %s for request %s from %s broke: %s",
                 call.fetch_id.hex()[:8],
                 call.request_id,
-                endpoint,
+                source.endpoint,
                 error.message,
             )
         finally:
@@ -173,7 +175,7 @@ class Fetcher:
             self._post(Fenced(command.fetch_id))
 
     async def _ask_fence(self, command: Fence) -> None:
-        async with self._channels.lease(command.endpoint) as channel:
+        async with self._channels.lease(command.endpoint, command.epoch) as channel:
             request = encoder_pb2.FenceRequest(
                 fetch_id=command.fetch_id, encoder_epoch=command.epoch
             )

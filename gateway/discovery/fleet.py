@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import grpc
 
 from chiasm import handshake
-from chiasm.channel import connect
+from chiasm.channel import backs_off, connect
 from chiasm.errors import ChiasmError, ContractMismatch, Unavailable
 from chiasm.rows import RowFormat
 from chiasm.tls import PeerTls
@@ -154,8 +154,9 @@ class Fleet:
         return self._tls.version if self._tls else 0
 
     def _renew(self, member: _Member) -> None:
-        """Dials anew if our certificate has been replaced; open calls end on the old channel."""
-        if member.version == self._version:
+        """Dials anew if our certificate has been replaced, open calls end on the old channel; or if
+        the channel would not: our own pauses between two tries are pause enough."""
+        if member.version == self._version and not backs_off(member.channel):
             return
         old = replace(member)
         member.channel, member.client, member.version = self._dial(member.peer)

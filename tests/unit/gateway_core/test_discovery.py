@@ -15,6 +15,7 @@ from chiasm.rows import RowFormat
 from chiasm.v1 import common_pb2
 from gateway.discovery import DnsDiscovery, Fleet, StaticDiscovery, discovery_for
 from gateway.messages import JobDone
+from tests.integration.cluster import free_port
 from tests.unit.gateway_core.conftest import EXPECTED, RigMaker, chat, collect, picture, png
 
 
@@ -136,20 +137,21 @@ async def test_load_reaches_the_router(make_rig: RigMaker) -> None:
     await until(lambda: rig.fleet.encoders.pick(b"x", 1))
 
 
+@pytest.mark.usefixtures("hour_between_dials")
 async def test_unreachable_peers_are_tried_for_ever() -> None:
+    """At the gateway's own pace: a channel that has failed to connect tries no more here."""
     encoder = FakeEncoder()
-    async with serving(encoder) as server:
-        port = server.port
+    port = free_port()
     fleet = Fleet(StaticDiscovery(encoders=(f"127.0.0.1:{port}",), decoders=()), EXPECTED)
     fleet.start()
     try:
-        await until(lambda: fleet.readiness().endpoints)
+        await until(lambda: "refused" in str(fleet.readiness().endpoints))
         await asyncio.sleep(0.3)
         assert not fleet.encoders.endpoints
         encoder.description.family = EXPECTED.family
         encoder.description.digests.processor = EXPECTED.processor
         async with serving(encoder, port=port):
-            await until(lambda: fleet.encoders.endpoints, 8.0)
+            await until(lambda: fleet.encoders.endpoints, 60.0)
     finally:
         await fleet.close()
 

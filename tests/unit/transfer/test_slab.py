@@ -1,19 +1,13 @@
-"""The slab between processes, and the channels of the fetcher."""
+"""The slab between processes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
 
-import grpc
 import pytest
 
-from chiasm.fakes import FakeEncoder, serving
-from chiasm.tls import PeerTls
-from chiasm.v1 import common_pb2, encoder_pb2_grpc
-from decoder_svc.embeddings.channels import ChannelPool
 from decoder_svc.embeddings.slab import Slab
 
 ATTACH = """
@@ -50,47 +44,6 @@ def test_no_byte_leaves_the_slab() -> None:
         slab.write(15, b"x")
     with pytest.raises(ValueError, match="at least one byte"):
         Slab(0)
-
-
-async def test_channels_are_shared_and_the_longest_idle_are_closed() -> None:
-    pool = ChannelPool(max_idle=1)
-    async with pool.lease("a:1") as a, pool.lease("a:1") as again:
-        assert a is again
-        async with pool.lease("b:1") as b:
-            pass
-    async with pool.lease("b:1") as new_b:
-        assert new_b is not b  # a was idle later
-    await pool.close()
-
-
-class Certificate:
-    """Of PeerTls what channels need; `version` is changed by the test."""
-
-    version = 1
-    peer_name = "chiasm"
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials()
-
-
-async def test_a_channel_of_an_older_certificate_is_leased_no_more() -> None:
-    tls = Certificate()
-    pool = ChannelPool(tls=cast("PeerTls", tls))
-    async with pool.lease("a:1") as old:
-        tls.version = 2
-        async with pool.lease("a:1") as new:
-            assert new is not old, "and the old one stays open for who has it"
-        async with pool.lease("a:1") as again:
-            assert again is new
-    await pool.close()
-
-
-async def test_a_leased_channel_works() -> None:
-    pool = ChannelPool()
-    async with serving(FakeEncoder()) as server, pool.lease(server.address) as channel:
-        stub = encoder_pb2_grpc.EncoderStub(channel)
-        assert (await stub.Describe(common_pb2.DescribeRequest())).role == "encoder"
-    await pool.close()
 
 
 CREATE = """
