@@ -31,7 +31,9 @@ class Script:
         land_s: Seconds until each item is reported landed.
         land_when: Awaited before the first word of an item, lost or landed, with its promise;
             None = at once.
+        landed_when: Awaited before an item is reported landed, with its promise; None = at once.
         token_s: Seconds before each step.
+        step_when: Awaited before each step, with its number; None = at once.
         lose: Causes reported for item 0, part 0, one per attempt, before it lands.
         refuse: Raised instead of accepting.
         die_after: The rpc fails UNAVAILABLE once so many steps were sent; None never.
@@ -42,7 +44,9 @@ class Script:
     stop_token_id: int | None = 0
     land_s: float = 0.0
     land_when: Callable[[decoder_pb2.Promise], Awaitable[None]] | None = None
+    landed_when: Callable[[decoder_pb2.Promise], Awaitable[None]] | None = None
     token_s: float = 0.0
+    step_when: Callable[[int], Awaitable[None]] | None = None
     lose: tuple[Cause, ...] = ()
     refuse: ChiasmError | None = None
     die_after: int | None = None
@@ -157,6 +161,8 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
                     )
                 )
                 attempt = await _redirected(generation, attempt)
+            if self.script.landed_when is not None:
+                await self.script.landed_when(promise)
             await asyncio.sleep(self.script.land_s)
             yield decoder_pb2.GenerateResponse(landed=decoder_pb2.Landed(item=promise.item))
 
@@ -172,7 +178,7 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
         for step in range(budget + 1):
             if step == self.script.die_after:
                 raise Unavailable("made to die")
-            await self._step()
+            await self._step(step)
             for choice, ids in tuple(open_choices.items()):
                 if choice in generation.stopped or step >= len(ids):
                     yield self._finished(choice, whole=len(ids) < budget)
@@ -192,8 +198,10 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
             )
         )
 
-    async def _step(self) -> None:
+    async def _step(self, step: int) -> None:
         """As an engine's, one step is everybody's: all wake at the same multiples of `token_s`."""
+        if self.script.step_when is not None:
+            await self.script.step_when(step)
         token_s = self.script.token_s
         left_s = token_s - asyncio.get_running_loop().time() % token_s if token_s else 0.0
         await asyncio.sleep(left_s)

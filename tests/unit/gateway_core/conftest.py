@@ -7,6 +7,7 @@ import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from chiasm.handshake import Expected
 from chiasm.plan import Modality
 from chiasm.server import Server
 from chiasm.telemetry import GatewayMetrics
-from chiasm.v1 import common_pb2
+from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.admission import Admission
 from gateway.discovery import Fleet, StaticDiscovery
 from gateway.media import Intake
@@ -30,6 +31,7 @@ from gateway.messages import ChatJob, Event, MediaPart, Message, Role, Sampling,
 from gateway.pipeline import Pipeline
 from gateway.planning import planner_for
 from gateway.prompt import PromptBuilder
+from tests.waiting import until
 
 MODEL_DIR = resolve_model("demo")
 EXPECTED = Expected("qwen2_5_vl", processor_digest(MODEL_DIR), tokenizer_digest(MODEL_DIR))
@@ -94,12 +96,41 @@ class Rig:
 
     async def settle(self) -> None:
         """Waits until no rpc is open anywhere."""
-        for _ in range(2000):
-            open_now = [e.open_encodes for e in self.encoders] + [d.running for d in self.decoders]
-            if not any(open_now):
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"rpcs still open: {open_now}")
+        await until(
+            lambda: (
+                not any(
+                    [e.open_encodes for e in self.encoders] + [d.running for d in self.decoders]
+                )
+            )
+        )
+
+    async def asked(self, decoder: FakeDecoder, promise: decoder_pb2.Promise) -> None:
+        """Waits until encoders have been asked for an item's rows, wherever these come from now.
+
+        No decoder has them sooner, however late the gateway's call comes to its encoder.
+        """
+        sources = {part.part: (part.attempt, part.source.encode_id) for part in promise.parts}
+        first = promise.parts[0].source.encode_id
+        (generation,) = (
+            g
+            for g in decoder.generations
+            if first in {p.parts[0].source.encode_id for p in g.start.promises}
+        )
+
+        def whole() -> bool:
+            for move in generation.redirects:
+                if move.item == promise.item:
+                    known = sources[move.part]
+                    sources[move.part] = max(known, (move.attempt, move.source.encode_id))
+            asked = {start.encode_id for encoder in self.encoders for start in encoder.encodes}
+            return asked >= {encode_id for _, encode_id in sources.values()}
+
+        await until(whole)
+
+
+async def never(promise: decoder_pb2.Promise) -> None:
+    """Of an item that does not land: `Script.land_when`."""
+    await asyncio.Event().wait()
 
 
 class RigMaker:
@@ -156,11 +187,16 @@ class RigMaker:
             admission=Admission(config, metrics=metrics),
         )
         rig = Rig(pipeline, fleet, list(es), list(ds), servers, metrics)
-        async with asyncio.timeout(30):
-            while len(fleet.encoders.endpoints) < len(es) or len(fleet.decoders.endpoints) < len(
-                ds
-            ):
-                await asyncio.sleep(0.01)
+        for decoder in ds:
+            asked = partial(rig.asked, decoder)
+            decoder.script.land_when = decoder.script.land_when or asked
+            decoder.script.landed_when = decoder.script.landed_when or asked
+        await until(
+            lambda: (
+                len(fleet.encoders.endpoints) == len(es)
+                and len(fleet.decoders.endpoints) == len(ds)
+            )
+        )
         return rig
 
 

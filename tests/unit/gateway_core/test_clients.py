@@ -23,7 +23,7 @@ async def test_a_call_that_ends_under_a_write_may_be_tried_elsewhere() -> None:
     async with serving(fake) as server, connect(server.address) as channel:
         client = EncoderClient(channel)
         for _ in range(50):
-            stream = client.encode(timeout_s=10)
+            stream = client.encode(timeout_s=60)
             await stream.send(encoder_pb2.EncodeRequest(start=start))
             while await stream.send(chunk):
                 await asyncio.sleep(0)

@@ -12,10 +12,11 @@ from PIL import Image
 from chiasm.config.gateway import MediaConfig
 from chiasm.errors import TooLarge
 from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
-from chiasm.plan import Modality
+from chiasm.plan import MediaPlan, Modality
 from gateway.media.header import read_header
 from gateway.messages import JobDone
 from tests.unit.gateway_core.conftest import RigMaker, chat, collect, picture, png
+from tests.waiting import until
 
 DEFAULTS = MediaConfig()
 
@@ -68,7 +69,12 @@ def test_cost_depends_on_the_kind_of_picture(kind: str, mode: str, most: int) ->
 async def test_large_pictures_take_turns_and_small_ones_and_text_do_not_wait(
     make_rig: RigMaker,
 ) -> None:
-    encoder = FakeEncoder(faults=EncoderFaults(delay_s=0.5))
+    go_on = asyncio.Event()
+
+    async def judge(plan: MediaPlan, media: bytes) -> None:
+        await go_on.wait()
+
+    encoder = FakeEncoder(faults=EncoderFaults(judge=judge))
     decoder = FakeDecoder(
         Script(land_when=lambda promise: encoder.made(promise.parts[0].source.encode_id))
     )
@@ -80,11 +86,11 @@ async def test_large_pictures_take_turns_and_small_ones_and_text_do_not_wait(
         asyncio.create_task(collect(rig.pipeline, chat(picture(png(color, (560, 560))))))
         for color in ("red", "green", "blue", "white")
     ]
-    while rig.pipeline.admission.decodes.waiting < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: rig.pipeline.admission.decodes.waiting == 2)
     assert rig.pipeline.admission.decodes.inside == 2 * one
     assert isinstance((await collect(rig.pipeline, chat("text")))[-1], JobDone)
     assert rig.pipeline.admission.decodes.waiting == 2  # text was answered before any of them
+    go_on.set()
     for events in await asyncio.gather(*large):
         assert isinstance(events[-1], JobDone)
     rig.pipeline.admission.check()
@@ -94,7 +100,13 @@ async def test_large_pictures_take_turns_and_small_ones_and_text_do_not_wait(
 async def test_memory_for_decoding_is_given_back_before_the_answer_is_written(
     make_rig: RigMaker,
 ) -> None:
-    decoder = FakeDecoder(Script(token_ids=tuple(range(1, 50)), token_s=0.02))
+    read = asyncio.Event()
+
+    async def step_when(step: int) -> None:
+        if step:
+            await read.wait()
+
+    decoder = FakeDecoder(Script(token_ids=tuple(range(40, 50)), step_when=step_when))
     rig = await make_rig(decoders=[decoder])
     events = rig.pipeline.run(chat(picture(png())))
     await anext(events)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -17,17 +16,14 @@ from gateway.discovery import DnsDiscovery, Fleet, StaticDiscovery, discovery_fo
 from gateway.messages import JobDone
 from tests.integration.cluster import free_port
 from tests.unit.gateway_core.conftest import EXPECTED, RigMaker, chat, collect, picture, png
-
-
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
+from tests.waiting import until
 
 
 async def test_an_encoder_that_returns_is_used_again_with_its_new_epoch(
-    make_rig: RigMaker,
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for where in ("gateway.patience", "gateway.lease"):
+        monkeypatch.setattr(f"{where}.PATIENCE_S", 60.0)  # its next try may be a while away
     rig = await make_rig()
     server = rig.servers[id(rig.encoders[0])]
     old = rig.fleet.encoders.endpoints[0]
@@ -37,6 +33,7 @@ async def test_an_encoder_that_returns_is_used_again_with_its_new_epoch(
     assert rig.pipeline.readiness().text
     replacement = FakeEncoder()
     replacement.description = rig.encoders[0].description
+    rig.encoders.append(replacement)
     async with serving(replacement, port=server.port):
         events = await collect(rig.pipeline, chat(picture(png())))  # waits for it
         assert isinstance(events[-1], JobDone)
@@ -151,7 +148,7 @@ async def test_unreachable_peers_are_tried_for_ever() -> None:
         encoder.description.family = EXPECTED.family
         encoder.description.digests.processor = EXPECTED.processor
         async with serving(encoder, port=port):
-            await until(lambda: fleet.encoders.endpoints, 60.0)
+            await until(lambda: fleet.encoders.endpoints)
     finally:
         await fleet.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
@@ -16,17 +17,19 @@ from chiasm.errors import (
     Unavailable,
 )
 from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
-from chiasm.plan import Cause, Modality, Promise, Span
+from chiasm.plan import Cause, MediaPlan, Modality, Promise, Span
 from chiasm.v1 import common_pb2, decoder_pb2
 from gateway.messages import (
     ChoiceDone,
     Delta,
+    Event,
     JobDone,
     MediaPart,
     Sampling,
 )
 from tests.unit.gateway_core.clips import clip
-from tests.unit.gateway_core.conftest import RigMaker, chat, collect, picture, png
+from tests.unit.gateway_core.conftest import RigMaker, chat, collect, never, picture, png
+from tests.waiting import until
 
 
 def text_of(events: list, choice: int = 0) -> str:
@@ -34,8 +37,8 @@ def text_of(events: list, choice: int = 0) -> str:
 
 
 async def test_broken_picture_is_refused_before_any_event(make_rig: RigMaker) -> None:
-    encoder = FakeEncoder(faults=EncoderFaults(fail=Cause.INVALID_MEDIA, delay_s=0.1))
-    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_s=5.0))])
+    encoder = FakeEncoder(faults=EncoderFaults(fail=Cause.INVALID_MEDIA))
+    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_when=never))])
     with pytest.raises(InvalidMedia) as failure:
         await collect(rig.pipeline, chat("x", picture(png(), 1)))
     assert failure.value.param == "messages[0].content[1]"
@@ -44,19 +47,26 @@ async def test_broken_picture_is_refused_before_any_event(make_rig: RigMaker) ->
 
 
 async def test_first_event_waits_for_every_item(make_rig: RigMaker) -> None:
-    """The decoder already sends tokens, but the second picture is not decoded yet."""
-    encoder = FakeEncoder(faults=EncoderFaults(delay_s=0.3))
+    """The decoder has sent every token, but the picture is not decoded yet."""
+    decoded = asyncio.Event()
+
+    async def judge(plan: MediaPlan, media: bytes) -> None:
+        await decoded.wait()
+
+    encoder = FakeEncoder(faults=EncoderFaults(judge=judge))
     decoder = EagerDecoder(Script())
     rig = await make_rig(encoders=[encoder], decoders=[decoder])
-    loop = asyncio.get_running_loop()
-    began = loop.time()
     async with aclosing(rig.pipeline.run(chat(picture(png())))) as events:
-        await anext(events)
-        assert loop.time() - began >= 0.3
+        first = asyncio.ensure_future(anext(events))
+        await until(lambda: decoder.generations and not decoder.running and encoder.media)
+        await asyncio.sleep(0.1)  # tokens that were not held back would have come out
+        assert not first.done()
+        decoded.set()
+        assert isinstance(await first, Delta)
 
 
 async def test_lost_rows_are_encoded_elsewhere(make_rig: RigMaker) -> None:
-    decoder = FakeDecoder(Script(lose=(Cause.LOST,), land_s=0.05))
+    decoder = FakeDecoder(Script(lose=(Cause.LOST,)))
     rig = await make_rig(encoders=2, decoders=[decoder])
     events = await collect(rig.pipeline, chat(picture(png())))
     assert isinstance(events[-1], JobDone)
@@ -70,7 +80,7 @@ async def test_lost_rows_are_encoded_elsewhere(make_rig: RigMaker) -> None:
 
 
 async def test_recalled_rows_may_come_from_the_same_encoder(make_rig: RigMaker) -> None:
-    decoder = FakeDecoder(Script(lose=(Cause.PREEMPTED,) * 5, land_s=0.01))
+    decoder = FakeDecoder(Script(lose=(Cause.PREEMPTED,) * 5))
     rig = await make_rig(decoders=[decoder])
     events = await collect(rig.pipeline, chat(picture(png())))
     assert isinstance(events[-1], JobDone)
@@ -80,7 +90,7 @@ async def test_recalled_rows_may_come_from_the_same_encoder(make_rig: RigMaker) 
 
 async def test_only_promised_rows_are_encoded_again_as_a_repair(make_rig: RigMaker) -> None:
     """A first attempt is back-pressure's business; evicted rows are asked for after a pause."""
-    decoder = FakeDecoder(Script(lose=(Cause.EVICTED,) * 3, land_s=0.01))
+    decoder = FakeDecoder(Script(lose=(Cause.EVICTED,) * 3))
     rig = await make_rig(decoders=[decoder])
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -107,14 +117,7 @@ async def test_losses_are_bounded(make_rig: RigMaker) -> None:
 async def test_client_faults_told_by_the_decoder_are_not_retried(
     make_rig: RigMaker, cause: Cause
 ) -> None:
-    script = Script(lose=(cause,))
-    rig = await make_rig(encoders=2, decoders=[FakeDecoder(script)])
-
-    async def an_encoder_has_it(promise: decoder_pb2.Promise) -> None:
-        while not rig.encodes():
-            await asyncio.sleep(0.01)
-
-    script.land_when = an_encoder_has_it
+    rig = await make_rig(encoders=2, decoders=[FakeDecoder(Script(lose=(cause,)))])
     kind = InvalidMedia if cause is Cause.INVALID_MEDIA else TooLarge
     with pytest.raises(kind) as failure:
         await collect(rig.pipeline, chat(picture(png())))
@@ -124,15 +127,19 @@ async def test_client_faults_told_by_the_decoder_are_not_retried(
 
 
 async def test_a_dying_encoder_is_replaced_unasked(make_rig: RigMaker) -> None:
-    encoders = [FakeEncoder(faults=EncoderFaults(delay_s=30.0)) for _ in range(2)]
-    decoder = FakeDecoder(Script(land_s=0.5))
+    async def the_other_has_it(promise: decoder_pb2.Promise) -> None:
+        await until(lambda: all(encoder.encodes for encoder in encoders))
+
+    async def judge(plan: MediaPlan, media: bytes) -> None:
+        await until(lambda: all(encoder.encodes for encoder in encoders))
+
+    encoders = [FakeEncoder(faults=EncoderFaults(judge=judge)) for _ in range(2)]
+    decoder = FakeDecoder(Script(land_when=the_other_has_it))
     rig = await make_rig(encoders=encoders, decoders=[decoder])
     running = asyncio.create_task(collect(rig.pipeline, chat(picture(png()))))
-    while not rig.encodes():
-        await asyncio.sleep(0.01)
+    await until(rig.encodes)
     (hit,) = (e for e in encoders if e.encodes)
     (other,) = (e for e in encoders if e is not hit)
-    other.faults.delay_s = 0.0
     await rig.servers[id(hit)].grpc.stop(0)
     events = await running
     assert isinstance(events[-1], JobDone)
@@ -142,7 +149,7 @@ async def test_a_dying_encoder_is_replaced_unasked(make_rig: RigMaker) -> None:
 
 async def test_a_full_encoder_passes_to_the_next_and_all_full_is_429(make_rig: RigMaker) -> None:
     encoders = [FakeEncoder(faults=EncoderFaults(exhausted=True)) for _ in range(2)]
-    decoder = FakeDecoder(Script(land_s=30.0))
+    decoder = FakeDecoder(Script(land_when=never))
     impatient = AdmissionConfig(queue_timeout_s=0.0)
     rig = await make_rig(encoders=encoders, decoders=[decoder], admission=impatient)
     with pytest.raises(ResourceExhausted) as failure:
@@ -158,8 +165,7 @@ async def test_a_service_that_was_full_is_asked_again_before_anything_is_refused
     decoder = FakeDecoder(Script(land_when=lambda promise: encoder.made(source_of(promise))))
     rig = await make_rig(encoders=[encoder], decoders=[decoder])
     running = asyncio.create_task(collect(rig.pipeline, chat(picture(png()))))
-    while len(encoder.encodes) < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(encoder.encodes) >= 3)
     assert not running.done()
     assert rig.pipeline.admission.queued <= 1
     encoder.faults.exhausted = False
@@ -182,7 +188,9 @@ async def test_a_decoder_that_fails_before_the_first_token_is_replaced(
     with pytest.raises(Unavailable):
         await collect(rig.pipeline, chat("x"))
     decoders[1].script.refuse = None
-    await asyncio.sleep(0.6)  # the back-off
+    address = rig.servers[id(decoders[1])].address
+    (other,) = (e for e in rig.fleet.decoders.endpoints if e.address != address)
+    await until(lambda: rig.fleet.decoders.pick(b"", tokens=1, exclude=(other,)))  # the back-off
     events = await collect(rig.pipeline, chat("x", picture(png())))
     assert isinstance(events[-1], JobDone)
     await rig.settle()
@@ -190,15 +198,16 @@ async def test_a_decoder_that_fails_before_the_first_token_is_replaced(
 
 async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> None:  # noqa: ANN001
     ids = prompts.encode_text("one two three four five six")
-    scripts = [Script(token_ids=ids, die_after=4, token_s=0.02) for _ in range(2)]
+    known = asyncio.Event()
+    scripts = [Script(token_ids=ids, die_after=4, step_when=held(known)) for _ in range(2)]
     decoders = [FakeDecoder(script) for script in scripts]
     rig = await make_rig(decoders=decoders)
     job = chat("x", picture(png()), sampling=Sampling(max_tokens=100, n=2))
     running = asyncio.create_task(collect(rig.pipeline, job))
-    while not any(d.generations for d in decoders):
-        await asyncio.sleep(0.005)
+    await until(lambda: any(d.generations for d in decoders))
     (second,) = (d for d in decoders if not d.generations)
     second.script.die_after = None
+    known.set()
     events = await running
     assert text_of(events, 0) == text_of(events, 1) == "one two three four five six"
     assert isinstance(events[-1], JobDone)
@@ -211,6 +220,16 @@ async def test_a_request_outlives_its_decoder(make_rig: RigMaker, prompts) -> No
     await rig.settle()
 
 
+def held(go_on: asyncio.Event, at: int = 0) -> Callable[[int], Awaitable[None]]:
+    """`Script.step_when`: no step from `at` on before the event."""
+
+    async def wait(step: int) -> None:
+        if step >= at:
+            await go_on.wait()
+
+    return wait
+
+
 STALLED = common_pb2.Load(draining=True, stalled=True)
 
 
@@ -221,16 +240,22 @@ async def test_who_waits_for_lost_ranks_moves_where_there_is_another(
     num_decoders: int,
 ) -> None:
     ids = prompts.encode_text("one two three four five six")
-    decoders = [FakeDecoder(Script(token_ids=ids, token_s=0.3)) for _ in range(num_decoders)]
+    told = asyncio.Event()
+    decoders = [
+        FakeDecoder(Script(token_ids=ids, step_when=held(told, at=3))) for _ in range(num_decoders)
+    ]
     rig = await make_rig(decoders=decoders)
-    running = asyncio.create_task(
-        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=100)))
-    )
-    while not any(d.generations for d in decoders):
-        await asyncio.sleep(0.005)
-    (first,) = (d for d in decoders if d.generations)
-    first.load.CopyFrom(STALLED)
-    events = await running
+    async with aclosing(rig.pipeline.run(chat("x", sampling=Sampling(max_tokens=100)))) as run:
+        events = [await anext(run)]
+        (first,) = (d for d in decoders if d.generations)
+        first.load.CopyFrom(STALLED)
+        rest = asyncio.ensure_future(remaining(run))
+        if num_decoders == 1:
+            await until(lambda: not rig.fleet.decoders.taking)
+        else:
+            await until(lambda: all(d.generations for d in decoders))
+        told.set()
+        events += await rest
     assert text_of(events) == "one two three four five six"
     assert events[-1].usage.completion_tokens == len(ids)
     asked = [len(d.generations) for d in decoders]
@@ -240,6 +265,10 @@ async def test_who_waits_for_lost_ranks_moves_where_there_is_another(
         (resumed,) = second.generations[0].start.resume_from
         assert 0 < len(resumed.output_ids) < len(ids)
     await rig.settle()
+
+
+async def remaining(run: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in run]
 
 
 async def test_rows_that_cannot_be_had_are_no_fault_of_the_decoder(make_rig: RigMaker) -> None:
@@ -276,31 +305,37 @@ async def test_a_full_decoder_passes_to_the_next(make_rig: RigMaker) -> None:
 
 async def test_a_decoder_that_is_stopped_is_replaced_too(make_rig: RigMaker) -> None:
     """What a stopping server answers is no verdict on the request."""
-    decoders = [FakeDecoder(Script(token_ids=(70,) * 30, token_s=0.02)) for _ in range(2)]
+    stopped = asyncio.Event()
+    script = Script(token_ids=(70,) * 30, step_when=held(stopped, at=5))
+    decoders = [FakeDecoder(script), FakeDecoder(script)]
     rig = await make_rig(decoders=decoders)
-    running = asyncio.create_task(
-        collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=40)))
-    )
-    while not any(d.generations for d in decoders):
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.1)
-    (first,) = (d for d in decoders if d.generations)
-    await rig.servers[id(first)].grpc.stop(0)
-    events = await running
+    async with aclosing(rig.pipeline.run(chat("x", sampling=Sampling(max_tokens=40)))) as run:
+        events = [await anext(run)]
+        (first,) = (d for d in decoders if d.generations)
+        rest = asyncio.ensure_future(remaining(run))
+        await rig.servers[id(first)].grpc.stop(0)
+        stopped.set()
+        events += await rest
+    assert [len(d.generations) for d in decoders] == [1, 1]
     assert sum(len(e.token_ids) for e in events if isinstance(e, Delta)) == 30
 
 
 async def test_a_choice_that_had_ended_is_stopped_at_the_next_decoder(make_rig: RigMaker) -> None:
-    script = Script(per_choice={0: (70,), 1: (71,) * 9}, die_after=3, token_s=0.02)
+    known = asyncio.Event()
+    script = Script(per_choice={0: (70,), 1: (71,) * 9}, die_after=3, step_when=held(known))
     decoders = [FakeDecoder(script), FakeDecoder(script)]
     rig = await make_rig(decoders=decoders)
     running = asyncio.create_task(
         collect(rig.pipeline, chat("x", sampling=Sampling(max_tokens=20, n=2)))
     )
-    while not any(d.generations for d in decoders):
-        await asyncio.sleep(0.005)
+    await until(lambda: any(d.generations for d in decoders))
     (second,) = (d for d in decoders if not d.generations)
-    second.script = Script(token_ids=(71,) * 9, token_s=0.02)
+
+    async def heard(step: int) -> None:
+        await until(lambda: second.generations[0].stopped)
+
+    second.script = Script(token_ids=(71,) * 9, step_when=heard)
+    known.set()
     events = await running
     assert second.generations[0].stopped == {0}
     assert [e.choice for e in events if isinstance(e, ChoiceDone)] == [0, 1]
@@ -311,14 +346,15 @@ async def test_a_decoder_that_dies_mid_stream_and_has_no_heir_fails_the_stream(
     make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.patience.PATIENCE_S", 0.2)
-    decoder = FakeDecoder(Script(token_ids=(70,) * 9, die_after=3, token_s=0.02))
+    decoder = FakeDecoder(Script(token_ids=(70,) * 9, die_after=3))
     rig = await make_rig(decoders=[decoder])
-    seen = []
+    seen: list[Event] = []
     with pytest.raises(Unavailable):
         async with aclosing(rig.pipeline.run(chat("x", sampling=Sampling(max_tokens=20)))) as es:
             async for event in es:
                 seen.append(event)
-    assert len(seen) == 3
+    assert all(isinstance(event, Delta) for event in seen)
+    assert [i for event in seen for i in event.token_ids] == [70] * 3  # type: ignore[union-attr]
 
 
 async def test_a_long_clip_is_cut_into_runs(
@@ -326,7 +362,7 @@ async def test_a_long_clip_is_cut_into_runs(
 ) -> None:
     monkeypatch.setattr("gateway.routing.encoders.RUN_PATCHES", 64)
     monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 64)
-    decoder = FakeDecoder(Script(lose=(Cause.LOST,), land_s=0.05))
+    decoder = FakeDecoder(Script(lose=(Cause.LOST,)))
     rig = await make_rig(encoders=3, decoders=[decoder])
     data = clip(20, fps=4)
     part = MediaPart(Modality.VIDEO, data=data, param="p")

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,22 +18,37 @@ from chiasm.config import GatewayConfig
 from chiasm.fakes.serving import serving
 from gateway.discovery import Fleet, KubernetesDiscovery, discovery_for
 from gateway.discovery import api_server as reached
+from gateway.discovery import kubernetes as watcher
 from gateway.discovery.api_server import Patience, find_cluster
 from gateway.discovery.base import Peer, PeerRole
 from gateway.discovery.slices import Service, addresses, service_of
 from tests.unit.gateway_core.api_server import FakeApiServer, api_server, endpoint, slice_of
 from tests.unit.gateway_core.conftest import EXPECTED
-from tests.unit.gateway_core.test_discovery import until
 from tests.unit.gateway_core.test_dns import encoder
+from tests.waiting import until
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
-SOON_S = 1.0
 
 
 @pytest.fixture
 def api() -> Iterator[FakeApiServer]:
     with api_server() as server:
         yield server
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a watcher waited for before it tried again."""
+    found: list[float] = []
+
+    real = watcher._back_off
+
+    def back_off(failures: int) -> float:
+        found.append(real(failures))
+        return found[-1]
+
+    monkeypatch.setattr(watcher, "_back_off", back_off)
+    return found
 
 
 class Watching:
@@ -49,8 +63,8 @@ class Watching:
         last = self.sets[-1] if self.sets else ()
         return {peer.address.rpartition(":")[0] for peer in last if peer.role is PeerRole.ENCODER}
 
-    async def becomes(self, *hosts: str, seconds: float = 3.0) -> None:
-        await until(lambda: self.sets and self.hosts == set(hosts), seconds)
+    async def becomes(self, *hosts: str) -> None:
+        await until(lambda: self.sets and self.hosts == set(hosts))
 
 
 @asynccontextmanager
@@ -73,7 +87,7 @@ async def watching(api: FakeApiServer, patience: Patience | None = None) -> Asyn
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: not watchers(), 1.0)
+        await until(lambda: not watchers())
 
 
 def watchers() -> list[str]:
@@ -148,7 +162,7 @@ async def test_pods_come_go_and_come_back(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     api.put(slice_of("d-1", "decoders", endpoint("10.0.1.1")))
     async with watching(api) as found:
-        await found.becomes(A, seconds=5.0)
+        await found.becomes(A)
         assert found.sets[-1] == {
             Peer(PeerRole.ENCODER, f"{A}:50051"),
             Peer(PeerRole.DECODER, "10.0.1.1:50051"),
@@ -175,12 +189,16 @@ async def test_pods_come_go_and_come_back(api: FakeApiServer) -> None:
 async def test_a_watch_that_ends_is_resumed_where_it_was(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api, Patience(watch_s=1)) as found:
-        await found.becomes(A, seconds=5.0)
-        await until(lambda: api.count("watch") == 1)
+        await found.becomes(A)
+        await until(lambda: api.count("watch"))
         api.bookmark()
-        await until(lambda: api.count("watch") == 2, 3.0)
-        first, second = (query for kind, query in api.requests if kind == "watch")
-        assert int(second["resourceVersion"]) == int(first["resourceVersion"]) + 1, "the bookmark"
+
+        def versions() -> list[int]:
+            return [int(q["resourceVersion"]) for kind, q in api.requests if kind == "watch"]
+
+        first = versions()[0]
+        await until(lambda: versions()[-1] != first)
+        assert set(versions()) == {first, first + 1}, "the bookmark"
         api.put(slice_of("e-1", "encoders", endpoint(B)))
         await found.becomes(B)
         assert api.count("list") == 1
@@ -189,7 +207,7 @@ async def test_a_watch_that_ends_is_resumed_where_it_was(api: FakeApiServer) -> 
 async def test_a_connection_that_breaks_loses_nothing(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api) as found:
-        await found.becomes(A, seconds=5.0)
+        await found.becomes(A)
         await until(lambda: api.count("watch") == 1)
         api.cut()
         api.put(slice_of("e-2", "encoders", endpoint(B)))
@@ -200,7 +218,7 @@ async def test_a_connection_that_breaks_loses_nothing(api: FakeApiServer) -> Non
 async def test_what_was_forgotten_is_listed_again(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api) as found:
-        await found.becomes(A, seconds=5.0)
+        await found.becomes(A)
         await until(lambda: api.count("watch") == 1)
         with api.quiet():  # nobody hears of these
             api.put(slice_of("e-2", "encoders", endpoint(B)))
@@ -216,10 +234,11 @@ async def test_what_was_forgotten_is_listed_again(api: FakeApiServer) -> None:
 async def test_an_answer_of_410_is_listed_again_too(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api, Patience(watch_s=1)) as found:
-        await found.becomes(A, seconds=5.0)
-        await until(lambda: api.count("watch") == 1)
+        await found.becomes(A)
+        await until(lambda: api.count("watch"))
         api.refusal = 410
-        await until(lambda: api.count("watch") == 2, 3.0)
+        asked = len(api.requests)
+        await until(lambda: len(api.requests) >= asked + 2)  # the first of them is over
         api.refusal = 0
         api.put(slice_of("e-2", "encoders", endpoint(B)))
         await found.becomes(A, B)
@@ -227,18 +246,18 @@ async def test_an_answer_of_410_is_listed_again_too(api: FakeApiServer) -> None:
 
 
 async def test_the_last_known_set_outlives_the_api_server(
-    api: FakeApiServer, caplog: pytest.LogCaptureFixture
+    api: FakeApiServer, caplog: pytest.LogCaptureFixture, waits: list[float]
 ) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api) as found:
-        await found.becomes(A, seconds=5.0)
+        await found.becomes(A)
         with caplog.at_level(logging.INFO):
             api.stop()
-            await asyncio.sleep(2.0)
+            await until(lambda: len(waits) >= 4)
             assert found.hosts == {A} and len(found.sets) == 1
             api.put(slice_of("e-2", "encoders", endpoint(B)))
             api.start()
-            await found.becomes(A, B, seconds=6.0)
+            await found.becomes(A, B)
             api.put(slice_of("e-1", "encoders", endpoint(C)))
             await found.becomes(B, C)
         said = [r.getMessage() for r in caplog.records if r.name.startswith("gateway.discovery")]
@@ -247,29 +266,29 @@ async def test_the_last_known_set_outlives_the_api_server(
 
 
 async def test_a_refusal_is_said_and_tried_again_ever_more_rarely(
-    api: FakeApiServer, caplog: pytest.LogCaptureFixture
+    api: FakeApiServer, caplog: pytest.LogCaptureFixture, waits: list[float]
 ) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     api.refusal = 403
     async with watching(api) as found:
         await until(lambda: "the API server refuses: 403" in caplog.text)
-        await asyncio.sleep(1.2)
-        assert 2 <= api.count("list") <= 5
+        await until(lambda: api.count("list") >= 4)
+        assert all(wait_s >= 0.1 * 2**n for n, wait_s in enumerate(waits, 1)), waits
         assert caplog.text.count("refuses") == 1
         assert not found.sets
         api.refusal = 0
-        await found.becomes(A, seconds=4.0)
+        await found.becomes(A)
 
 
 async def test_a_connection_that_is_only_half_open_is_noticed(api: FakeApiServer) -> None:
     api.put(slice_of("e-1", "encoders", endpoint(A)))
     async with watching(api, Patience(watch_s=1, grace_s=0.2)) as found:
         api.silent = True
-        await found.becomes(A, seconds=5.0)
-        await until(lambda: api.count("watch") == 1)
+        await found.becomes(A)
+        await until(lambda: api.count("watch"))
         api.put(slice_of("e-2", "encoders", endpoint(B)))
         api.silent = False  # for new watches; that one has not woken up
-        await found.becomes(A, B, seconds=3.0)
+        await found.becomes(A, B)
         assert api.count("list") == 1
 
 
@@ -278,14 +297,16 @@ async def test_a_service_without_addresses_is_named(
 ) -> None:
     api.put(slice_of("other", "encoder", endpoint(A)))
     async with watching(api) as found:
-        await found.becomes(seconds=5.0)
+        await found.becomes()
         assert found.sets == [frozenset()]
     assert "models/encoders:grpc: has no addresses" in caplog.text
     assert "models/decoders:50051: has no addresses" in caplog.text
 
 
-async def test_new_pods_are_described_and_used_within_a_second(api: FakeApiServer) -> None:
-    """The fleet does the same with them as with any other address."""
+async def test_new_pods_are_described_and_used_as_soon_as_they_are_told_of(
+    api: FakeApiServer,
+) -> None:
+    """The fleet does the same with them as with any other address; no list is read again."""
     async with serving(encoder()) as first, serving(encoder()) as second:
         ports = {server: [{"name": "grpc", "port": server.port}] for server in (first, second)}
         local = endpoint("127.0.0.1")
@@ -297,15 +318,15 @@ async def test_new_pods_are_described_and_used_within_a_second(api: FakeApiServe
         fleet.start()
         try:
             await until(lambda: [e.address for e in fleet.encoders.endpoints] == [first.address])
-            began = time.monotonic()
+            await until(lambda: api.count("watch") == 1)
             api.put(slice_of("e-2", "encoders", local, ports=ports[second]))
             await until(lambda: len(fleet.encoders.endpoints) == 2)
-            assert time.monotonic() - began < SOON_S
+            assert (api.count("list"), api.count("watch")) == (1, 1), "by the watch that was open"
             api.delete("e-1")
             await until(lambda: [e.address for e in fleet.encoders.endpoints] == [second.address])
         finally:
             await fleet.close()
-        await until(lambda: not watchers(), 1.0)
+        await until(lambda: not watchers())
 
 
 # --- finding the API server ------------------------------------------------------------------

@@ -48,12 +48,14 @@ async def test_tenants_take_turns_however_many_each_sends() -> None:
 async def test_a_full_line_and_a_long_wait_are_refused_with_a_hint() -> None:
     turns = lane(max_waiting=1)
     await turns.enter("a", within_s=LONG_S)
-    waiting = asyncio.create_task(turns.enter("a", within_s=0.05))
+    waiting = asyncio.create_task(turns.enter("a", within_s=LONG_S))
     await settle()
     with pytest.raises(ResourceExhausted) as full:
         await turns.enter("b", within_s=LONG_S)
+    waiting.cancel()
+    await settle()
     with pytest.raises(ResourceExhausted) as late:
-        await waiting
+        await turns.enter("a", within_s=0.05)
     for refusal in (full.value, late.value):
         assert refusal.retry_after_s is not None
         assert 1 <= refusal.retry_after_s <= 60

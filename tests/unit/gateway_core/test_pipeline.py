@@ -18,6 +18,8 @@ from chiasm.errors import (
     TooLarge,
 )
 from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script
+from chiasm.plan import MediaPlan
+from chiasm.v1 import decoder_pb2
 from gateway.messages import (
     ChoiceDone,
     Delta,
@@ -33,7 +35,26 @@ from gateway.messages import (
     TextPart,
 )
 from gateway.prompt import PromptBuilder
-from tests.unit.gateway_core.conftest import MODEL_DIR, RigMaker, chat, collect, picture, png
+from tests.unit.gateway_core.conftest import (
+    MODEL_DIR,
+    RigMaker,
+    chat,
+    collect,
+    never,
+    picture,
+    png,
+)
+from tests.waiting import until
+
+
+async def undecided(plan: MediaPlan, media: bytes) -> None:
+    """An encoder's judge that never says anything."""
+    await asyncio.Event().wait()
+
+
+async def forever(step: int) -> None:
+    """Of a decoder that makes no step."""
+    await asyncio.Event().wait()
 
 
 def text_of(events: list, choice: int = 0) -> str:
@@ -92,13 +113,19 @@ async def test_same_picture_thrice_is_encoded_once(make_rig: RigMaker) -> None:
 
 async def test_a_request_may_show_more_than_its_encoder_holds(make_rig: RigMaker) -> None:
     encoder = FakeEncoder(faults=EncoderFaults(most_open=2))
-    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_s=1.0))])
+
+    async def whatever(promise: decoder_pb2.Promise) -> None:
+        """The fake lands item by item; the encoder may have others."""
+
+    script = Script(land_s=0.5, land_when=whatever, landed_when=whatever)
+    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(script)])
     colors = ("red", "green", "blue", "white", "black", "gray", "cyan")
     pictures = [picture(png(color), index) for index, color in enumerate(colors)]
     events = await collect(rig.pipeline, chat(*pictures))
     assert isinstance(events[-1], JobDone)
     await rig.settle()
     encoder.faults.most_open = 0  # held by others
+    rig.pipeline.admission.queue_timeout_s = 0.0
     with pytest.raises(ResourceExhausted):
         await collect(rig.pipeline, chat(picture(png("pink"))))
 
@@ -132,7 +159,12 @@ async def test_max_tokens_defaults_to_the_room_that_is_left(make_rig: RigMaker) 
 
 async def test_stop_strings_end_a_choice(make_rig: RigMaker, prompts) -> None:
     ids = prompts.encode_text("one two three four five six")
-    decoder = FakeDecoder(Script(token_ids=ids, token_s=0.01))
+
+    async def heard(step: int) -> None:
+        if step == len(ids) - 1:
+            await until(lambda: decoder.generations[0].stopped)
+
+    decoder = FakeDecoder(Script(token_ids=ids, step_when=heard))
     rig = await make_rig(decoders=[decoder])
     job = chat("x", sampling=Sampling(max_tokens=100), stop=("three",))
     events = await collect(rig.pipeline, job)
@@ -160,9 +192,7 @@ async def test_closing_the_stream_cancels_everything(make_rig: RigMaker) -> None
     await rig.settle()
     rig.pipeline.admission.check()
     assert rig.pipeline.admission.inflight == rig.pipeline.admission.media_bytes == 0
-    async with asyncio.timeout(30):  # grpc's own tasks end a little later
-        while len(asyncio.all_tasks()) >= before + times:
-            await asyncio.sleep(0.02)
+    await until(lambda: len(asyncio.all_tasks()) < before + times)  # grpc's own end a little later
 
 
 @pytest.mark.parametrize("bundled", [True, False])
@@ -178,19 +208,16 @@ async def test_media_go_with_their_request_and_wait_for_no_collection(
         data = png()
         before = sys.getrefcount(data)
         await collect(rig.pipeline, chat("what?", picture(data)))
-        async with asyncio.timeout(10):
-            while sys.getrefcount(data) > before:
-                await asyncio.sleep(0.01)
+        await until(lambda: sys.getrefcount(data) <= before)
     finally:
         gc.enable()
 
 
 async def test_cancelling_before_the_first_event_cancels_everything(make_rig: RigMaker) -> None:
-    encoder = FakeEncoder(faults=EncoderFaults(delay_s=30))
-    rig = await make_rig(encoders=[encoder], decoders=[FakeDecoder(Script(land_s=30))])
+    rig = await make_rig(decoders=[FakeDecoder(Script(land_when=never, step_when=forever))])
+    rig.encoders[0].faults.judge = undecided
     running = asyncio.create_task(collect(rig.pipeline, chat(picture(png()))))
-    while not (rig.encodes() and rig.decoders[0].running):
-        await asyncio.sleep(0.01)
+    await until(lambda: rig.encodes() and rig.decoders[0].running)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -199,7 +226,7 @@ async def test_cancelling_before_the_first_event_cancels_everything(make_rig: Ri
 
 
 async def test_deadline(make_rig: RigMaker) -> None:
-    rig = await make_rig(decoders=[FakeDecoder(Script(land_s=30, token_s=30))])
+    rig = await make_rig(decoders=[FakeDecoder(Script(step_when=forever))])
     with pytest.raises(DeadlineExceeded):
         await collect(rig.pipeline, chat("x", timeout_s=0.3))
     await rig.settle()
@@ -207,8 +234,8 @@ async def test_deadline(make_rig: RigMaker) -> None:
 
 async def test_admission(make_rig: RigMaker) -> None:
     """Pictures fill three quarters of the slots; text still comes in."""
-    encoder = FakeEncoder(faults=EncoderFaults(delay_s=30))
-    script = Script(token_ids=(70,), land_s=30)
+    encoder = FakeEncoder(faults=EncoderFaults(judge=undecided))
+    script = Script(token_ids=(70,), land_when=never)
     rig = await make_rig(
         encoders=[encoder],
         decoders=[FakeDecoder(script)],
@@ -217,8 +244,7 @@ async def test_admission(make_rig: RigMaker) -> None:
     running = [
         asyncio.create_task(collect(rig.pipeline, chat(picture(png(), i)))) for i in range(3)
     ]
-    while rig.pipeline.admission.inflight < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: rig.pipeline.admission.inflight == 3)
     with pytest.raises(ResourceExhausted):
         await collect(rig.pipeline, chat(picture(png())))
     events = await collect(rig.pipeline, chat("text"))
@@ -275,30 +301,30 @@ async def test_salt_and_options_change_the_digest(make_rig: RigMaker) -> None:
 
 
 async def test_a_slow_encoder_does_not_slow_text_down(make_rig: RigMaker) -> None:
-    """Pictures wait for two seconds; text that comes after them is answered long before."""
-    encoder = FakeEncoder(faults=EncoderFaults(delay_s=2.0))
-    rig = await make_rig(encoders=[encoder], decoders=[WaitingDecoder(Script(token_ids=(70, 71)))])
+    """No picture gets on before the text that comes after them all is answered."""
+    answered = asyncio.Event()
+
+    async def judge(plan: MediaPlan, media: bytes) -> None:
+        await answered.wait()
+
+    async def landed_when(promise: decoder_pb2.Promise) -> None:
+        await encoder.made(promise.parts[0].source.encode_id)
+
+    encoder = FakeEncoder(faults=EncoderFaults(judge=judge))
+    decoder = FakeDecoder(Script(token_ids=(70, 71), landed_when=landed_when))
+    rig = await make_rig(encoders=[encoder], decoders=[decoder])
     colors = [f"#{index:02x}8040" for index in range(24)]
     pictures = [
         asyncio.create_task(collect(rig.pipeline, chat(picture(png(color))))) for color in colors
     ]
-    while len(encoder.encodes) < len(colors):
-        await asyncio.sleep(0.01)
+    await until(lambda: len(encoder.encodes) == len(colors))
     texts = await asyncio.gather(*(collect(rig.pipeline, chat("hello")) for _ in colors))
     assert not any(task.done() for task in pictures)
+    answered.set()
     done = await asyncio.gather(*pictures)
     assert all(isinstance(events[-1], JobDone) for events in (*texts, *done))
     assert rig.pipeline.admission.media_bytes == 0
     await rig.settle()
-
-
-class WaitingDecoder(FakeDecoder):
-    """Reports an item landed only after as long as the encoder takes."""
-
-    async def _land(self, generation):  # noqa: ANN001, ANN202
-        self.script.land_s = 2.1 if generation.start.promises else 0.0
-        async for response in super()._land(generation):
-            yield response
 
 
 async def test_a_form_is_only_asked_of_decoders_that_know_forms(make_rig: RigMaker) -> None:

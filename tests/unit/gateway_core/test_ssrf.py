@@ -105,7 +105,8 @@ async def canary() -> AsyncIterator[Canary]:
 
 
 async def fetch(url: str, guard: HostGuard | None = None, **config: object) -> bytes:
-    settings = MediaConfig(fetch_timeout_s=2.0, connect_timeout_s=1.0, **config)  # type: ignore[arg-type]
+    limits = {"fetch_timeout_s": 2.0, "connect_timeout_s": 1.0, **config}
+    settings = MediaConfig(**limits)  # type: ignore[arg-type]
     fetcher = MediaFetcher(settings, guard=guard)
     try:
         return await fetcher.fetch(
@@ -126,7 +127,8 @@ def test_there_are_many() -> None:
 
 
 async def test_the_canary_would_notice(canary: Canary) -> None:
-    await fetch(f"http://127.0.0.1:{canary.port}/", allow_private_media=True)
+    patient = {"fetch_timeout_s": 60.0, "connect_timeout_s": 60.0}
+    await fetch(f"http://127.0.0.1:{canary.port}/", allow_private_media=True, **patient)
     assert len(canary.hits) == 1
 
 
