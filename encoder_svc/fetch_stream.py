@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
-from typing import Any
 
 from chiasm.errors import ChiasmError
 from chiasm.telemetry import EncoderMetrics
@@ -49,7 +47,7 @@ class FetchStream:
         self._wake = asyncio.Event()
         self._idle = False  # the driver waits
         self._begun: tuple[Write, float] | None = None  # a write under way, and since when
-        self._writing: asyncio.Task[int] | None = None
+        self._writing: asyncio.Future[int] | None = None
         session.wake = self._changed
 
     async def responses(self, *, grace_s: float) -> AsyncGenerator[encoder_pb2.FetchResponse, None]:
@@ -129,15 +127,16 @@ class FetchStream:
             self._idle = False
 
     def _begin(self, write: Write) -> None:
-        call = self._sender.write(
-            write.segment,
-            seq=write.seq,
-            rows=write.rows,
-            source=write.buffer,
-            destinations=write.destinations,
-        )
         self._begun = write, time.perf_counter()
-        self._writing = _started(call)
+        self._writing = asyncio.ensure_future(
+            self._sender.write(
+                write.segment,
+                seq=write.seq,
+                rows=write.rows,
+                source=write.buffer,
+                destinations=write.destinations,
+            )
+        )
 
     async def _finish(self, write: Write, began: float) -> None:
         """Waits for a write; the session hears of its end even when this task is cancelled."""
@@ -147,8 +146,11 @@ class FetchStream:
             await asyncio.wait((self._writing,))
         finally:
             self._writing.cancel()
+            while not self._writing.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((self._writing,))
             try:
-                crc32 = await self._writing
+                crc32 = self._writing.result()
             except WriteFailed as error:
                 failure = error.with_traceback(None)  # it would keep this frame, and the rows
             except (asyncio.CancelledError, ChiasmError):
@@ -172,10 +174,3 @@ class FetchStream:
             write.destinations[0].agent_name or "the stream",
             failure,
         )
-
-
-def _started(call: Coroutine[Any, Any, int]) -> asyncio.Task[int]:
-    """A task; where Python can, its first step is made now: a write is posted when this returns."""
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(call, loop=asyncio.get_running_loop(), eager_start=True)
-    return asyncio.create_task(call)

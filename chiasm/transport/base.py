@@ -6,9 +6,10 @@ made elsewhere (`encoder_svc.fetch_session`, `decoder_svc.embeddings.receiver`) 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from chiasm.plan import Span
 from chiasm.v1 import encoder_pb2
@@ -116,7 +117,7 @@ Send = Callable[[encoder_pb2.FetchResponse], Awaitable[None]]
 class Sender(Protocol):
     """The writing half, one per Fetch stream."""
 
-    async def write(
+    def write(
         self,
         segment: int,
         *,
@@ -124,10 +125,11 @@ class Sender(Protocol):
         rows: Span,
         source: RowSource,
         destinations: Sequence[Destination],
-    ) -> int:
-        """Writes one grant and returns when no byte of it will be written any more.
+    ) -> Coroutine[Any, Any, int] | asyncio.Future[int]:
+        """Writes one grant: a coroutine, or the future of a write that has begun already.
 
-        Cancelling the coroutine must keep that promise too: it ends only after the last write.
+        It is over when no byte of the grant will be written any more. Cancelling must keep that
+        promise too: it ends only after the last write.
 
         Args:
             segment: The segment the destinations belong to.

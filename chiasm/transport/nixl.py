@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from chiasm.plan import Span
 from chiasm.transport.agent import TransferAgent
@@ -122,7 +123,7 @@ class NixlSender:
         self._epochs = epochs
         self._avoided = avoided
 
-    async def write(
+    def write(
         self,
         segment: int,
         *,
@@ -130,25 +131,34 @@ class NixlSender:
         rows: Span,
         source: RowSource,
         destinations: Sequence[Destination],
-    ) -> int:
-        """See `Sender.write`. NIXL, or the link below it, sees to the bytes being right: no CRC."""
+    ) -> Coroutine[Any, Any, int] | asyncio.Future[int]:
+        """See `Sender.write`: begun when this returns, not when other tasks have had their turn.
+
+        NIXL, or the link below it, sees to the bytes being right: no CRC.
+        """
         if destinations[0].memory_type == STREAM:
-            return await self._stream.write(
+            return self._stream.write(
                 segment, seq=seq, rows=rows, source=source, destinations=destinations
             )
-        peer = self._peer(destinations)
-        region = source.region
-        if region is None:
-            raise WriteFailed("the rows are not in registered memory", aborted=False)
-        pieces, target = _pieces(region, rows, destinations)
-        notice = notice_of(self._fetch_id, segment, seq)
+        written = _Written(loop=asyncio.get_running_loop())
         try:
-            await _whatever_happens(self._agent.write(peer, pieces, target, notice))
-        except WriteFailed:
+            peer = self._peer(destinations)
+            if (region := source.region) is None:
+                raise WriteFailed("the rows are not in registered memory", aborted=False)
+        except WriteFailed as error:
+            written.set_exception(error)
+            return written
+        pieces, target = _pieces(region, rows, destinations)
+        over = self._agent.write(peer, pieces, target, notice_of(self._fetch_id, segment, seq))
+        written.follow(over)
+        written.add_done_callback(partial(self._judge, peer))
+        return written
+
+    def _judge(self, peer: str, written: asyncio.Future[int]) -> None:
+        if isinstance(written.exception(), WriteFailed):
             self._avoided.add(peer)
-            raise
-        self._avoided.remove(peer)
-        return 0
+        else:
+            self._avoided.remove(peer)
 
     def _peer(self, destinations: Sequence[Destination]) -> str:
         names = {(place.agent_name, place.agent_epoch) for place in destinations}
@@ -179,15 +189,28 @@ def _pieces(
     return pieces, target
 
 
-async def _whatever_happens(over: Future[None]) -> None:
-    """Waits for the end of a write, also when cancelled: the hardware cannot be called back."""
-    waiting = asyncio.wrap_future(over)
-    while not waiting.done():
-        try:
-            await asyncio.wait((waiting,))
-        except asyncio.CancelledError:
-            continue
-    waiting.result()
+class _Written(asyncio.Future[int]):
+    """The end of a write, which cannot be cancelled: the hardware cannot be called back."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        """It goes on."""
+        return False
+
+    def follow(self, over: Future[None]) -> None:
+        """Ends as that does, which ends in another thread."""
+        loop = self.get_loop()
+
+        def ended(over: Future[None]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end, over.exception())
+
+        over.add_done_callback(ended)
+
+    def _end(self, failure: BaseException | None) -> None:
+        if failure is None:
+            self.set_result(0)
+        else:
+            self.set_exception(failure)
 
 
 @dataclass(frozen=True, slots=True)

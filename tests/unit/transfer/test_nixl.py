@@ -52,6 +52,43 @@ async def test_rows_are_written_straight_into_the_slab(nixl: Nixl) -> None:
         assert moved(e) == {DRAM: 50 * ROW}
 
 
+async def test_rows_granted_ahead_are_posted_by_the_call_that_says_they_are_ready(
+    nixl: Nixl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other task of the loop comes between: in a service there are many."""
+    write, posted, told = TransferAgent.write, [], []
+    gate = asyncio.Event()
+
+    class Gated(PatternEngine):
+        async def _run(self, job) -> None:
+            await gate.wait()
+            buffer = self.make_buffer(job.plan.digest, job.rows)
+            self._sink.segment_ready(job.key, 0, job.rows, buffer)
+            told.append(len(posted))
+
+    def noted(self, *args):
+        posted.append(args)
+        return write(self, *args)
+
+    monkeypatch.setattr(TransferAgent, "write", noted)
+    async with encoder(Gated(segment_rows=50)) as e, decoder() as d:
+        plan = media_plan("a")
+        encode_id, _ = await e.encode(plan)
+        d.want("r", plan, [e.source(encode_id)])
+
+        def granted() -> bool:
+            (session,) = e.servicer.fetches._sessions.values() or (None,)
+            if session is None or not session.has_grants():
+                return False
+            stream = session.wake.__self__
+            return stream._idle and not stream._wake.is_set()
+
+        await eventually(granted, timeout_s=30)
+        gate.set()
+        assert await d.rows("r", 50) == bytes_of(plan)
+    assert told == [1]
+
+
 async def test_small_grants_may_travel_on_the_stream(nixl: Nixl) -> None:
     async with encoder() as e, decoder() as d:
         d.inline_bytes = 8 * ROW
