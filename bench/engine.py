@@ -20,9 +20,9 @@ from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import (
     AddRequest,
     EngineLoad,
-    Event,
     RequestDone,
     RequestFailed,
+    StepEvents,
     Tokens,
 )
 from decoder_svc.runner.ranks import RanksExecutor
@@ -105,7 +105,7 @@ class BenchEngine:
 
     def _take(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:

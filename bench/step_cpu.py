@@ -20,7 +20,7 @@ from decoder_svc.embeddings.events import FetchCommand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.engine.mailbox import Mailbox
-from decoder_svc.engine.messages import AddRequest, EngineLoad, Event, StepPlan, StepResult
+from decoder_svc.engine.messages import AddRequest, EngineLoad, StepEvents, StepPlan, StepResult
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.runner.executor import Executor
@@ -62,9 +62,7 @@ class NoRanks(Executor):
         """See the base class."""
 
 
-def _ignore(
-    events: Sequence[tuple[str, Event]], commands: Sequence[FetchCommand], load: EngineLoad
-) -> None:
+def _ignore(events: StepEvents, commands: Sequence[FetchCommand], load: EngineLoad) -> None:
     del events, commands, load
 
 

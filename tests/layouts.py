@@ -18,9 +18,9 @@ from decoder_svc.engine.mailbox import Mailbox
 from decoder_svc.engine.messages import (
     AddRequest,
     EngineLoad,
-    Event,
     PartFailed,
     RedirectPart,
+    StepEvents,
 )
 from decoder_svc.runner.loading import slab_rows
 from tests.unit.decoder.rig import SOURCE, EncoderAtHand, Medium, Outcome, make_request
@@ -71,7 +71,7 @@ class LaidOut:
 
     def _take(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:

@@ -19,6 +19,7 @@ from decoder_svc.engine.messages import (
     Event,
     RequestDone,
     RequestFailed,
+    StepEvents,
     Tokens,
 )
 
@@ -127,7 +128,7 @@ class EngineClient:
 
     def _from_engine(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:
@@ -139,9 +140,7 @@ class EngineClient:
         if events or commands:
             self._loop.call_soon_threadsafe(self._deliver, events, commands)
 
-    def _deliver(
-        self, events: Sequence[tuple[str, Event]], commands: Sequence[FetchCommand]
-    ) -> None:
+    def _deliver(self, events: StepEvents, commands: Sequence[FetchCommand]) -> None:
         if commands:
             self.on_commands(commands)
         for request_id, event in events:

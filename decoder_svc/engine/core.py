@@ -31,8 +31,10 @@ from decoder_svc.engine.messages import (
     PartFailed,
     RedirectPart,
     RequestFailed,
+    StepEvents,
     StepPlan,
     StepResult,
+    StepTokens,
     StopChoice,
     Tokens,
 )
@@ -88,12 +90,14 @@ class EngineCore:
         self._timeout_s = embedding_timeout_s
         self._clock = clock
         self._requests: dict[str, Request] = {}
+        self._tokens: list[StepTokens] = []
         self._events: list[tuple[str, Event]] = []
         self._in_flight: deque[_Step] = deque()
         self._lost_at: float | None = None  # when the ranks were lost, until they are back
         # Names whom to fail should the next line raise; None = unclear.
         self._suspects: Callable[[], Iterable[str]] | None = None
         self._transfers = TransferTimes()
+        self._looks_at = 0.0  # for stalled requests, the next time
         self._num_seen = 0
         self._stopped = False
         self.heartbeat = clock()
@@ -192,6 +196,9 @@ class EngineCore:
 
     def _fail_stalled(self) -> None:
         now = self._clock()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + _STALLED_S
         for request in tuple(self._requests.values()):
             since = request.clock.stalled_since
             if since is not None and now - since > self._timeout_s:
@@ -244,15 +251,17 @@ class EngineCore:
     def _apply(self, result: StepResult | None) -> None:
         if result is None:
             return
-        drawn = self._scheduler.complete(result.step)
+        flight = self._scheduler.complete(result.step)
         self._in_flight.popleft()
-        self._suspects = lambda: (sequence.request.request_id for sequence in drawn)
+        self._suspects = lambda: (sequence.request.request_id for sequence in flight.drawing)
         if result.token_ids:
-            for sequence, token_id in zip(drawn, result.token_ids, strict=True):
+            told, others = flight.take(result.token_ids)
+            self._tokens += told
+            for sequence, token_id in others:
                 if sequence.state is State.RUNNING:
                     self._take_token(sequence, token_id)
         else:
-            for sequence, sampled in zip(drawn, result.sampled, strict=True):
+            for sequence, sampled in zip(flight.drawing, result.sampled, strict=True):
                 if sequence.state is State.RUNNING:
                     self._take_draw(sequence, sampled)
         self._suspects = None
@@ -377,7 +386,8 @@ class EngineCore:
         self._events.append((request.request_id, event))
 
     def _send(self, commands: Seq[FetchCommand]) -> None:
-        events, self._events = self._events, []
+        events = StepEvents(tuple(self._tokens), tuple(self._events))
+        self._tokens, self._events = [], []
         load = replace(
             self._scheduler.load(),
             slab_pages_free=self._receiver.num_free_pages,

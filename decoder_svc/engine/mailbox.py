@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from decoder_svc.embeddings.events import FetchCommand, FetchEvent
-from decoder_svc.engine.messages import Command, EngineLoad, Event
+from decoder_svc.engine.messages import Command, EngineLoad, StepEvents
 
 Item = Command | FetchEvent
 
@@ -18,11 +18,11 @@ class Outbox(Protocol):
 
     def __call__(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:
-        """Events by request id, transfer commands, and the load after them."""
+        """Events, transfer commands, and the load after them."""
 
 
 class Mailbox:

@@ -5,8 +5,10 @@ Step plans hold ints, strings, bytes, tuples and other such values only: they ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from chiasm.errors import ChiasmError
 from chiasm.plan import Cause, Promise, Source
@@ -144,6 +146,38 @@ class RequestFailed:
 
 
 Event = Tokens | ItemReleased | PartFailed | ChoiceDone | RequestDone | RequestFailed
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What a step drew for many choices, in columns: one new id of each."""
+
+    request_ids: tuple[str, ...]
+    choices: tuple[int, ...]
+    positions: tuple[int, ...]
+    """Of the id in the choice's output."""
+    token_ids: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[tuple[str, Tokens]]:
+        """One by one, by request id."""
+        columns = (self.request_ids, self.choices, self.positions, self.token_ids)
+        for name, choice, position, token_id in zip(*columns, strict=True):
+            yield name, Tokens(choice, position, (token_id,))
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """All that the engine says at once. The tokens come before the other events."""
+
+    tokens: tuple[StepTokens, ...] = ()
+    others: tuple[tuple[str, Event], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.others)
+
+    def __iter__(self) -> Iterator[tuple[str, Event]]:
+        """One by one, by request id."""
+        return chain(*self.tokens, self.others)
 
 
 # Plans: scheduler -> ranks.

@@ -1,9 +1,7 @@
 """A request and its choices while they live in the engine. Mutable; owned by the engine's thread.
 
-A choice's tokens are the prompt and its output. The first `computed` have K and V in pages:
-
-    | prompt .................................. | output ........... |
-    | computed ........ | chunks in flight ..... | not scheduled yet |
+A choice's tokens are the prompt and its output. The first `computed` have K and V in pages; what is
+counted of it is in `Counts`, its own or, while it has a seat, the batch's.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from chiasm.plan import Promise
+from decoder_svc.engine.counts import Counts
 from decoder_svc.engine.messages import PENDING, AddRequest, FinishReason, RequestDone
 from decoder_svc.kv_cache.prefix import MediaSpan, root_key
 from decoder_svc.sampling.params import Draw
@@ -44,28 +43,57 @@ class Sequence:
         self.request = request
         self.choice = choice
         self.output = list(output)
-        self.num_tokens = len(request.prompt) + len(output)
-        """Prompt and output."""
         self.state = State.PARKED
         self.blocks: list[int] = []
         self.block_keys: list[bytes] = []
         """Keys of the full pages, as far as they were needed; they depend on tokens alone."""
         self.num_published = 0
         """Pages the prefix index has been told of."""
-        self.computed = 0
-        self.num_scheduled = 0
-        """Tokens with K and V in pages once the steps in flight are done."""
-        self.in_flight = 0
-        """Tokens of steps that have been submitted and not come back."""
-        self.num_drawing = 0
-        """Tokens that these steps draw: known to come, but not what they are."""
-        self.last_step = 0
-        """The last step it was part of."""
         self.seat: int | None = None
         """Where ranks keep its state, while it is in the batch or in flight."""
-        self.num_told = 0
-        """Pages that ranks have been told of."""
         self.order = serving_order(request.priority, request.arrival, choice)
+        self._counts, self._at = Counts(1), 0
+        counts, sampling = self._counts, request.sampling
+        counts.prompt[0] = request.num_prompt
+        counts.most[0] = request.num_prompt + sampling.max_tokens
+        counts.delta[0] = request.position_delta
+        counts.needs_host[0] = request.needs_host_state
+        counts.tokens[0] = request.num_prompt + len(output)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return int(self._counts.tokens[self._at])
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens with K and V in pages once the steps in flight are done."""
+        return int(self._counts.scheduled[self._at])
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens of steps that have been submitted and not come back."""
+        return int(self._counts.in_flight[self._at])
+
+    @property
+    def computed(self) -> int:
+        """Tokens with K and V in pages."""
+        return self.num_scheduled - self.in_flight
+
+    @property
+    def num_drawing(self) -> int:
+        """Tokens that steps in flight draw: known to come, but not what they are."""
+        return int(self._counts.drawing[self._at])
+
+    @property
+    def last_step(self) -> int:
+        """The last step it was part of."""
+        return int(self._counts.last_step[self._at])
+
+    @property
+    def num_told(self) -> int:
+        """Pages that ranks have been told of."""
+        return int(self._counts.told[self._at])
 
     @property
     def num_left(self) -> int:
@@ -75,13 +103,44 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether all there is to schedule is the token sampled last."""
-        left = self.num_tokens + self.num_drawing - self.num_scheduled
-        return left == 1 and self.num_scheduled >= self.request.num_prompt
+        return self.num_left == 1 and self.num_scheduled >= self.request.num_prompt
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the draws in flight are the last that it may have."""
-        return len(self.output) + self.num_drawing >= self.request.sampling.max_tokens
+    def finish(self) -> None:
+        """No more tokens of it are wanted."""
+        self.state = State.FINISHED
+        self._counts.is_over[self._at] = True
+
+    def sit(self, seat: int, counts: Counts) -> None:
+        """Joins the batch, whose counts these are."""
+        counts.copy(seat, self._counts, self._at)
+        self._counts, self._at, self.seat = counts, seat, seat
+
+    def leave(self) -> None:
+        """Leaves it, and takes its counts along."""
+        counts = Counts(1)
+        counts.copy(0, self._counts, self._at)
+        self._counts, self._at, self.seat = counts, 0, None
+
+    def attach(self, blocks: list[int], num_tokens: int) -> None:
+        """Has pages that hold so many of its tokens, and nothing else."""
+        self.blocks = blocks
+        self.num_published = len(blocks)
+        counts, at = self._counts, self._at
+        counts.pages[at] = len(blocks)
+        counts.told[at] = 0
+        counts.scheduled[at] = num_tokens
+
+    def extend(self, blocks: list[int]) -> None:
+        """Gets more pages, at least one."""
+        self.blocks += blocks
+        self._counts.pages[self._at] = len(self.blocks)
+        self._counts.newest_page[self._at] = blocks[-1]
+
+    def tell(self) -> tuple[int, ...]:
+        """The pages that ranks have not been told of; they are now."""
+        told = self.num_told
+        self._counts.told[self._at] = len(self.blocks)
+        return tuple(self.blocks[told:])
 
     def tokens(self, begin: int, end: int) -> tuple[int, ...]:
         """Token ids [begin, end) of prompt and output; PENDING for the one that is being drawn."""
@@ -103,30 +162,41 @@ class Sequence:
             return Draw(params, self.choice, position, (), tuple(self.output))
         return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
 
+    def choose(self, step: int) -> None:
+        """It is part of the step that is being put together."""
+        self._counts.last_step[self._at] = step
+
     def begin(self, length: int, draws: bool) -> None:
         """So many tokens more are in flight, and with `draws` one that follows them."""
-        self.num_scheduled += length
-        self.in_flight += length
-        self.num_drawing += draws
+        counts, at = self._counts, self._at
+        counts.scheduled[at] += length
+        counts.in_flight[at] += length
+        counts.drawing[at] += draws
 
     def end(self, length: int, draws: bool, *, counts: bool) -> None:
         """So many tokens are back; with `counts` their K and V are in pages."""
-        self.in_flight -= length
-        self.num_drawing -= draws
-        if counts:
-            self.computed += length
-        else:
-            self.num_scheduled -= length
+        mine, at = self._counts, self._at
+        mine.in_flight[at] -= length
+        mine.drawing[at] -= draws
+        if not counts:
+            mine.scheduled[at] -= length
 
     def append(self, token_id: int) -> FinishReason | None:
         """Takes a sampled token in; a stop token ends the choice and is not part of its output."""
-        self.request.num_sampled += 1
         params = self.request.sampling
         if token_id in params.stop_token_ids:
+            self.request.num_stopped += 1
             return FinishReason.STOP
         self.output.append(token_id)
-        self.num_tokens += 1
+        self._counts.tokens[self._at] += 1
         return FinishReason.LENGTH if len(self.output) >= params.max_tokens else None
+
+    def check(self) -> None:
+        """Raises AssertionError when a count is not of what it counts."""
+        counts, at = self._counts, self._at
+        assert counts.tokens[at] == self.request.num_prompt + len(self.output), "tokens miscounted"
+        assert counts.pages[at] == len(self.blocks), "pages miscounted"
+        assert counts.is_over[at] == (self.state is State.FINISHED), "an end was not counted"
 
 
 class Request:
@@ -151,7 +221,8 @@ class Request:
         self.consumed = dict.fromkeys(self.promises, 0)
         """Per item, the rows that the receiver was told are no longer needed."""
         self.num_cached: int | None = None
-        self.num_sampled = sum(len(output) for output in add.resume)
+        self.num_stopped = 0
+        """Choices that have drawn a stop token."""
         self.num_crashes = 0
         """How often ranks were lost while they computed for this request."""
         self.clock = Clock(now)
@@ -165,6 +236,16 @@ class Request:
     def live(self) -> list[Sequence]:
         """Choices that have not finished."""
         return [s for s in self.sequences if s.state is not State.FINISHED]
+
+    @property
+    def num_parked(self) -> int:
+        """Choices that wait for a sibling."""
+        return sum(s.state is State.PARKED for s in self.sequences)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens drawn so far, in earlier lives too; stop tokens count."""
+        return sum(len(s.output) for s in self.sequences) + self.num_stopped
 
     def summary(self, now: float) -> RequestDone:
         """What it took until now."""

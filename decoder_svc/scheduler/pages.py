@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from decoder_svc.engine.counts import Ints
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex, block_key
 from decoder_svc.scheduler.budget import Limits
+from decoder_svc.scheduler.policy import Queue
+from decoder_svc.scheduler.seats import Seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,22 @@ class Found:
 
 
 class PageTable:
-    """Owns the pool and the prefix index."""
+    """Owns the pool and the prefix index.
 
-    def __init__(self, pool: BlockPool, prefix: PrefixIndex | None, limits: Limits) -> None:
+    Args:
+        pool: Pages.
+        prefix: Finds shared beginnings; None = off.
+        limits: How large a page is.
+        seats: Of who is in the batch.
+    """
+
+    def __init__(
+        self, pool: BlockPool, prefix: PrefixIndex | None, limits: Limits, seats: Seats
+    ) -> None:
         self._pool = pool
         self._prefix = prefix
         self._limits = limits
+        self._seats = seats
         self._size = limits.block_size
 
     @property
@@ -46,7 +59,8 @@ class PageTable:
         most = (sequence.num_tokens - 1) // self._size
         best: list[int] = []
         if self._prefix is not None:
-            best = self._prefix.match(self._keys(sequence, most))
+            self._learn_keys(sequence, most)
+            best = self._prefix.match(sequence.block_keys[:most])
         for sibling in sequence.request.sequences:
             if sibling is not sequence and sibling.state is State.RUNNING:
                 full = min(sibling.computed, len(sequence.request.prompt)) // self._size
@@ -54,28 +68,35 @@ class PageTable:
                     best = sibling.blocks[: min(full, most)]
         return Found(tuple(best), len(best) * self._size)
 
-    def fits(self, sequence: Sequence, found: Found, running: Iterable[Sequence]) -> bool:
+    def fits(self, sequence: Sequence, found: Found, running: Queue) -> bool:
         """Whether pages last for this sequence's tokens beside those promised to running ones."""
-        promised = sum(self._missing(s, len(s.blocks)) for s in running)
+        promised = self._seats.counts.num_pages_missing(running.seats, self._size)
+        promised += sum(self._tails(s.request) for s in running if len(s.request.sequences) > 1)
         free = self._pool.num_free - self._pool.num_revived(found.blocks)
-        return self._missing(sequence, len(found.blocks)) <= free - promised
+        wanted = self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1)
+        own = max(0, wanted - len(found.blocks)) + self._tails(sequence.request)
+        return own <= free - promised
 
     def attach(self, sequence: Sequence, found: Found) -> None:
         """Takes the found pages."""
         self._pool.retain(found.blocks)
-        sequence.blocks = list(found.blocks)
-        sequence.num_published = len(found.blocks)
-        sequence.num_told = 0
-        sequence.computed = sequence.num_scheduled = found.num_tokens
+        sequence.attach(list(found.blocks), found.num_tokens)
 
     def share(self, leader: Sequence, sibling: Sequence, num_tokens: int) -> None:
         """Gives a sibling the leader's first pages."""
         assert num_tokens % self._size == 0, "only full pages are shared"
         self.attach(sibling, Found(tuple(leader.blocks[: num_tokens // self._size]), num_tokens))
 
-    def has_room(self, sequence: Sequence) -> bool:
-        """Whether the next token fits on the pages that the sequence has."""
-        return sequence.num_scheduled < len(sequence.blocks) * self._size
+    def grow_each(self, at: Ints) -> bool:
+        """As `grow` by a token each, for whoever has these seats."""
+        counts = self._seats.counts
+        full = at[counts.scheduled[at] >= counts.pages[at] * self._size]
+        if len(full) > self._pool.num_free:
+            return False
+        blocks = self._pool.allocate(len(full))
+        for sequence, block in zip(self._seats.holders(full), blocks, strict=True):
+            sequence.extend([block])
+        return True
 
     def grow(self, sequence: Sequence, length: int) -> bool:
         """Sees to pages for `length` tokens more; False, nothing taken, when too few are free."""
@@ -83,7 +104,7 @@ class PageTable:
         if need > self._pool.num_free:
             return False
         if need > 0:
-            sequence.blocks += self._pool.allocate(need)
+            sequence.extend(self._pool.allocate(need))
         return True
 
     def room(self, sequence: Sequence) -> int:
@@ -97,17 +118,25 @@ class PageTable:
         full = sequence.computed // self._size
         first = sequence.num_published
         if full > first:
-            keys = self._keys(sequence, full)
+            self._learn_keys(sequence, full)
             for index in range(first, full):
-                self._prefix.insert(keys[index], sequence.blocks[index])
+                self._prefix.insert(sequence.block_keys[index], sequence.blocks[index])
             sequence.num_published = full
+
+    def publish_each(self, at: Ints) -> None:
+        """As `publish`, for those with these seats whom one token more can have given a full page.
+
+        Of those that have finished nothing is told any more.
+        """
+        counts = self._seats.counts
+        has_filled = (counts.scheduled[at] - counts.in_flight[at]) % self._size == 0
+        for sequence in self._seats.holders(at[has_filled & (counts.is_over[at] == 0)]):
+            self.publish(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Gives every page back; what is cached can still be found until it is overwritten."""
         self._pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed = sequence.num_scheduled = 0
-        sequence.num_published = 0
+        sequence.attach([], 0)
 
     def forget(self) -> None:
         """Nobody finds a page again: what they held is lost."""
@@ -126,23 +155,17 @@ class PageTable:
                 counts[block] = counts.get(block, 0) + 1
         assert counts == self._pool.holders(), "pages held by nobody, or by more than are counted"
 
-    def _missing(self, sequence: Sequence, num_blocks: int) -> int:
-        """Pages to come for the known tokens and one more, parked siblings' tails included."""
-        own = max(
-            0, self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1) - num_blocks
-        )
-        request = sequence.request
-        parked = sum(s.state is State.PARKED for s in request.sequences)
+    def _tails(self, request: Request) -> int:
+        """Pages to come for what parked siblings do not share."""
+        parked = request.num_parked
         if not parked:
-            return own
-        tail = len(request.prompt) + 1 - self.num_shareable(request)
-        return own + parked * self._limits.pages(tail)
+            return 0
+        return parked * self._limits.pages(len(request.prompt) + 1 - self.num_shareable(request))
 
-    def _keys(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Keys of the first `count` pages, which are full."""
+    def _learn_keys(self, sequence: Sequence, count: int) -> None:
+        """Sees to the keys of the first `count` pages, which are full."""
         keys, media = sequence.block_keys, sequence.request.media
         while len(keys) < count:
             begin = len(keys) * self._size
             before = keys[-1] if keys else sequence.request.root_key
             keys.append(block_key(before, sequence.tokens(begin, begin + self._size), begin, media))
-        return keys[:count]

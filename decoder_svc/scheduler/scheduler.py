@@ -8,20 +8,25 @@ only so much. A chunk ends before the first row of a medium that has not landed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain, islice
+
+import numpy as np
 
 from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
+from decoder_svc.engine.counts import Ints
 from decoder_svc.engine.messages import EngineLoad, StepPlan
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.scheduler.budget import Limits, StepBudget, item_rows, landed_chunk
+from decoder_svc.scheduler.decoding import ready_to_decode
 from decoder_svc.scheduler.gate import PromptGate
 from decoder_svc.scheduler.pages import PageTable
-from decoder_svc.scheduler.planning import Entry, plan_step
+from decoder_svc.scheduler.planning import Chosen, Flight, plan_step
 from decoder_svc.scheduler.policy import Queue
 from decoder_svc.scheduler.seats import Seats
 
@@ -47,15 +52,15 @@ class Scheduler:
         metrics: DecoderMetrics,
     ) -> None:
         self._limits = limits
-        self._pages = PageTable(pool, prefix, limits)
+        self._seats = Seats(limits.max_running)
+        self._pages = PageTable(pool, prefix, limits, self._seats)
         self._receiver = receiver
         self._metrics = metrics
         self._waiting = Queue()
         self._running = Queue()
         self._starved: Sequence | None = None  # found no page in the last step
-        self._seats = Seats(limits.max_running)
         self._gate = PromptGate(limits)
-        self._steps: dict[int, list[Entry]] = {}  # submitted
+        self._steps: dict[int, Flight] = {}  # submitted
         self._num_steps = 0
 
     def add(self, request: Request) -> None:
@@ -66,21 +71,21 @@ class Scheduler:
         """Ends a choice; its pages are free once no step in flight uses them."""
         if sequence.state in (State.WAITING, State.RUNNING):
             self._queue_of(sequence).remove(sequence)
-        sequence.state = State.FINISHED
+        sequence.finish()
         if not sequence.in_flight:
             self._leave(sequence)
         self._promote(sequence.request)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run."""
-        chosen: list[tuple[Sequence, int]] = []
         had_pages = self._starved is None
-        self._starved = self._choose_decodes(chosen, apart=self._limits.depth)
-        running = tuple(self._running)
+        decodes, self._starved = self._choose_decodes(apart=self._limits.depth)
+        chosen = Chosen(decodes, [])
         prefilling = []
-        if len(chosen) < len(running):
-            prefilling = [sequence for sequence in running if not sequence.decodes]
-        num_decodes = self._limits.share(len(running) - len(prefilling))
+        if len(decodes) < len(self._running):
+            at = self._running.seats
+            prefilling = self._seats.holders(at[~self._seats.counts.decodes(at)])
+        num_decodes = self._limits.share(len(self._running) - len(prefilling))
         seats = self._seats.num_free
         if self._gate.opens(
             chain(prefilling, islice(self._waiting, seats)),
@@ -89,28 +94,38 @@ class Scheduler:
         ):
             self._choose_prompts(prefilling, num_decodes, chosen, now)
         if not chosen and self._limits.ahead:  # fewer sequences than stages: they follow themselves
-            self._starved = self._choose_decodes(chosen, apart=1) or self._starved
+            chosen.decodes, starved = self._choose_decodes(apart=1)
+            self._starved = starved or self._starved
         if not chosen:
             return None
         self._num_steps += 1
         plan, self._steps[self._num_steps] = plan_step(
-            self._num_steps, chosen, self._receiver, most_rows=self._limits.most_rows
+            self._num_steps,
+            chosen,
+            self._receiver,
+            self._seats,
+            most_rows=self._limits.most_rows,
         )
         return plan
 
     def members(self, step: int) -> set[str]:
         """Requests that a failure of a step in flight fails."""
-        return {entry.sequence.request.request_id for entry in self._steps.get(step, ())}
+        flight = self._steps.get(step)
+        return {s.request.request_id for s in flight.sequences} if flight else set()
 
-    def complete(self, step: int) -> list[Sequence]:
-        """A step came back: what it computed counts. Returns who drew a token, in plan order."""
-        entries = self._steps.pop(step)
-        prefilled: dict[int, Request] = {}
-        for entry in entries:
+    def complete(self, step: int) -> Flight:
+        """A step came back: what it computed counts. Returns who was in it."""
+        flight = self._steps.pop(step)
+        prefilled = {
+            id(sequence.request): sequence.request
+            for sequence in (entry.sequence for entry in flight.entries)
+            if sequence.request.promises and sequence.computed < sequence.request.num_prompt
+        }
+        flight = self._settle(flight, counts=True)
+        if flight.cohort is not None:
+            self._pages.publish_each(flight.cohort.at)
+        for entry in flight.entries:
             sequence, request = entry.sequence, entry.sequence.request
-            if sequence.computed < request.num_prompt and request.promises:
-                prefilled[id(request)] = request
-            self._settle(entry, counts=True)
             if sequence.state is State.RUNNING:
                 if sequence.computed % self._limits.block_size < entry.length:
                     self._pages.publish(sequence)
@@ -118,12 +133,12 @@ class Scheduler:
                     self._fork(sequence)
         for request in prefilled.values():
             self._consume(request)
-        return [entry.sequence for entry in entries if entry.draws]
+        return flight
 
     def discard(self, step: int) -> None:
         """A step failed: what it computed does not count."""
-        for entry in self._steps.pop(step, ()):
-            self._settle(entry, counts=False)
+        if flight := self._steps.pop(step, None):
+            self._settle(flight, counts=False)
 
     def restart(self) -> None:
         """What pages held is lost: no step in flight comes back, everybody computes again."""
@@ -150,22 +165,18 @@ class Scheduler:
 
     def load(self) -> EngineLoad:
         """What there is to do."""
-        prompt_tokens = sum(s.num_left for s in self._waiting)
+        left = self._seats.counts.num_left(self._running.seats)
         return EngineLoad(
             running=len(self._running),
             waiting=len(self._waiting),
-            waiting_tokens=prompt_tokens + sum(s.num_left for s in self._running if s.num_left > 1),
+            waiting_tokens=self._waiting.num_tokens + int(left[left > 1].sum()),
             kv_usage_ratio=self._pages.usage,
         )
 
     def check(self) -> None:
         """Raises AssertionError when pages leaked or a queue holds what it should not."""
-        finishing = [
-            entry.sequence
-            for step in self._steps.values()
-            for entry in step
-            if entry.sequence.state is State.FINISHED
-        ]
+        flying = chain.from_iterable(flight.sequences for flight in self._steps.values())
+        finishing = [sequence for sequence in flying if sequence.state is State.FINISHED]
         holders = list({id(s): s for s in (*self._running, *finishing)}.values())
         self._pages.check(holders)
         self._seats.check(holders)
@@ -178,7 +189,7 @@ class Scheduler:
         self,
         prefilling: list[Sequence],
         num_decodes: int,
-        chosen: list[tuple[Sequence, int]],
+        chosen: Chosen,
         now: float,
     ) -> None:
         """Adds chunks of prompts, of those in the batch first, then of who is admitted."""
@@ -188,48 +199,47 @@ class Scheduler:
         while budget.sequences and (admitted := self._admit(now)) is not None:
             self._choose_chunks((admitted,), budget, chosen, now)
 
-    def _choose_decodes(self, chosen: list[tuple[Sequence, int]], *, apart: int) -> Sequence | None:
-        """Adds sequences that decode. Returns the first that found no page.
+    def _choose_decodes(self, *, apart: int) -> tuple[Ints, Sequence | None]:
+        """The seats of sequences that decode in the next step, and the first that found no page.
 
         Args:
-            chosen: Where to add.
             apart: Steps from one that draws a token to the one that computes it, as long as the
                 token is not known here.
         """
-        running = tuple(self._running)
-        most = len(running)
-        if self._limits.depth > 1:
-            most = self._limits.share(sum(s.in_flight > 0 or s.decodes for s in running))
-        latest = self._num_steps + 1 - apart
-        for sequence in running:
-            if len(chosen) == most:
-                return None
-            if self._starved is not None and sequence.order > self._starved.order:
-                return None  # whom the starved one could have preempted must not be in flight
-            if sequence.state is not State.RUNNING or not sequence.decodes:
-                continue
-            if sequence.num_drawing and not self._may_follow(sequence, latest):
-                continue
-            if not self._pages.has_room(sequence) and not self._make_room(sequence, 1):
-                return sequence
-            self._choose(sequence, 1, chosen)
-        return None
-
-    def _may_follow(self, sequence: Sequence, latest: int) -> bool:
-        """Whether a token that is still being drawn may be computed: never two of a sequence."""
-        return (
-            self._limits.ahead
-            and sequence.num_drawing == 1
-            and sequence.last_step <= latest
-            and not sequence.is_exhausted
-            and not sequence.request.needs_host_state
+        counts, latest = self._seats.counts, self._num_steps + 1 - apart
+        ready, most = ready_to_decode(
+            self._running, counts, self._limits, latest=latest, starved=self._starved
         )
+        starved = None
+        if self._pages.grow_each(ready[:most]):
+            ready = ready[:most]
+        else:
+            ready, starved = self._grow_in_turn(self._seats.holders(ready), most)
+        counts.last_step[ready] = self._num_steps + 1
+        return ready, starved
+
+    def _grow_in_turn(self, ready: list[Sequence], most: int) -> tuple[Ints, Sequence | None]:
+        """At most so many of these, once they have pages, at the cost of later ones; and the first
+        that found none."""
+        chosen: list[Sequence] = []
+        starved = None
+        for sequence in ready:
+            if len(chosen) == most:
+                break
+            if sequence.state is not State.RUNNING:
+                continue
+            if not self._make_room(sequence, 1):
+                starved = sequence
+                break
+            sequence.choose(self._num_steps + 1)
+            chosen.append(sequence)
+        return np.array([s.seat for s in chosen], dtype=np.int64), starved
 
     def _choose_chunks(
         self,
         sequences: Iterable[Sequence],
         budget: StepBudget,
-        chosen: list[tuple[Sequence, int]],
+        chosen: Chosen,
         now: float,
     ) -> None:
         """Adds prefill chunks within the budget, and takes them from it."""
@@ -254,13 +264,10 @@ class Scheduler:
                     self._starved = self._starved or sequence
                     continue
                 self._make_room(sequence, length)
-            self._choose(sequence, length, chosen)
+            sequence.choose(self._num_steps + 1)
+            chosen.chunks.append((sequence, length))
             budget.tokens -= length
             budget.sequences -= 1
-
-    def _choose(self, sequence: Sequence, length: int, chosen: list[tuple[Sequence, int]]) -> None:
-        sequence.last_step = self._num_steps + 1
-        chosen.append((sequence, length))
 
     def _make_room(self, sequence: Sequence, length: int) -> bool:
         """Gets pages for `length` more tokens, preempting from the back while there are too few."""
@@ -288,7 +295,9 @@ class Scheduler:
     def _admit(self, now: float) -> Sequence | None:
         """Moves the head of the waiting line into the batch when seats and pages allow."""
         sequence = self._waiting.first
-        if sequence is None or self._seats_left() < 1 + _num_parked(sequence.request):
+        if sequence is None or not self._seats.num_free:
+            return None
+        if self._seats.num_left(self._running) < 1 + sequence.request.num_parked:
             return None
         found = self._pages.find(sequence)
         again = self._rows_needed_again(sequence.request, found.num_tokens)
@@ -314,10 +323,6 @@ class Scheduler:
             self._metrics.prefix_queries.inc(len(request.prompt))
             self._metrics.prefix_hits.inc(request.num_cached)
 
-    def _seats_left(self) -> int:
-        parked = {id(s.request): _num_parked(s.request) for s in self._running}
-        return self._seats.num_free - sum(parked.values())
-
     def _enter(self, sequence: Sequence) -> None:
         self._seats.take(sequence)
         self._running.add(sequence)
@@ -330,11 +335,19 @@ class Scheduler:
 
     # After a step.
 
-    def _settle(self, entry: Entry, *, counts: bool) -> None:
-        sequence = entry.sequence
-        sequence.end(entry.length, entry.draws, counts=counts)
-        if sequence.state is State.FINISHED and not sequence.in_flight:
-            self._leave(sequence)
+    def _settle(self, flight: Flight, *, counts: bool) -> Flight:
+        """What was in flight is not any more, and who has finished leaves."""
+        for entry in flight.entries:
+            entry.sequence.end(entry.length, entry.draws, counts=counts)
+        back = [entry.sequence for entry in flight.entries]
+        if flight.cohort is not None:
+            over = flight.cohort.end(counts=counts)
+            back += [flight.cohort.sequences[place] for place in over]
+            flight = replace(flight, over=tuple(over))
+        for sequence in back:
+            if sequence.state is State.FINISHED and not sequence.in_flight:
+                self._leave(sequence)
+        return flight
 
     def _fork(self, leader: Sequence) -> None:
         """Siblings join as soon as the prompt's whole pages are computed; the tail is their own."""
@@ -379,7 +392,3 @@ class Scheduler:
 
 def _rows(request: Request, item: int) -> int:
     return request.promises[item].plan.num_rows
-
-
-def _num_parked(request: Request) -> int:
-    return sum(s.state is State.PARKED for s in request.sequences)

@@ -36,6 +36,8 @@ POLICY = (
     "decoder_svc.kv_cache.block_pool",
     "decoder_svc.kv_cache.prefix",
     "decoder_svc.scheduler.budget",
+    "decoder_svc.scheduler.cohort",
+    "decoder_svc.scheduler.decoding",
     "decoder_svc.scheduler.policy",
     "decoder_svc.scheduler.scheduler",
     "encoder_svc.batcher",

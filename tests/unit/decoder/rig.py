@@ -36,6 +36,7 @@ from decoder_svc.engine.messages import (
     Event,
     RequestDone,
     RequestFailed,
+    StepEvents,
     Tokens,
 )
 from decoder_svc.kv_cache.block_pool import BlockPool
@@ -245,7 +246,7 @@ class Rig:
 
     def _take(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:

@@ -40,6 +40,7 @@ from decoder_svc.engine.messages import (
     RedirectPart,
     RequestDone,
     RequestFailed,
+    StepEvents,
     StepPlan,
     StepResult,
     Tokens,
@@ -216,6 +217,8 @@ class SimulatedRanks(Executor):
                 bad = sequence.request_id in self.nan_on
                 sampled.append(Sampled(draw(history, sequence.choice), finite=not bad))
                 self._drawn[sequence.seat] = sampled[-1].token_id
+        if all(one.finite for one in sampled):
+            return StepResult(plan.step, token_ids=tuple(one.token_id for one in sampled))
         return StepResult(plan.step, tuple(sampled))
 
     def close(self) -> None:
@@ -350,7 +353,7 @@ class Simulation:
 
     def _take(
         self,
-        events: Sequence[tuple[str, Event]],
+        events: StepEvents,
         commands: Sequence[FetchCommand],
         load: EngineLoad,
     ) -> None:

@@ -219,6 +219,27 @@ def test_stopping_the_leader_before_it_has_prefilled() -> None:
     assert sim.told["a"].tokens(1) == expected(add, 1)
 
 
+def test_a_choice_that_takes_the_seat_of_a_stopped_one_gets_none_of_its_tokens() -> None:
+    sim = Simulation(ahead=True, most_rows=8, max_running=3)
+    sim.add(make_request("a", TEXT[:5], max_tokens=20))
+    for _ in range(3):
+        sim.step()
+    add = make_request("b", TEXT[:9], max_tokens=6, n=2)
+    sim.add(add)
+    sim.step()  # a decodes beside the prompt of b, in a step that is not back yet
+    sim.mailbox.put(StopChoice("a", 0))
+    before = sim.told["a"].tokens()
+    sim.step()  # it is: the second choice of b joins, in the seat of a
+    assert sim.load.running == 2 and sim.told["a"].over
+    sim.run()
+    assert [sim.told["b"].tokens(choice) for choice in (0, 1)] == [
+        expected(add, 0),
+        expected(add, 1),
+    ]
+    assert sim.told["a"].tokens() == before
+    sim.settle()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_aborts_leave_nothing_behind(depth: int, ahead: bool) -> None:
@@ -294,11 +315,16 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
         lag=data.draw(st.integers(0, 3), "lag"),
         least_text=data.draw(st.integers(1, 12), "least text"),
     )
-    aborted = set()
+    aborted, stopped = set(), set()
     for add in adds:
         sim.add(add)
         for _ in range(data.draw(st.integers(0, 4), "steps")):
             sim.step()
+        heard = [a for a in adds if a.request_id in sim.told and sim.told[a.request_id].tokens()]
+        if heard and data.draw(st.integers(0, 2), "stop") == 0:
+            stopped.add((data.draw(st.sampled_from(heard), "whom").request_id, 0))
+            for name, choice in stopped:
+                sim.mailbox.put(StopChoice(name, choice))
         if data.draw(st.integers(0, 5), "abort") == 0:
             aborted.add(add.request_id)
             sim.mailbox.put(AbortRequest(add.request_id))
@@ -310,7 +336,11 @@ def test_whatever_comes_everyone_is_answered_rightly(data: st.DataObject) -> Non
     for add in adds:
         if add.request_id not in aborted:
             for choice in range(add.sampling.n):
-                assert told[add.request_id].tokens(choice) == expected(add, choice)
+                tokens = told[add.request_id].tokens(choice)
+                wanted = expected(add, choice)
+                if (add.request_id, choice) in stopped:
+                    wanted = wanted[: len(tokens)]
+                assert tokens == wanted
     sim.settle()
 
 
