@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from decoder_svc.app import describe, main
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config import read_text_config
 from decoder_svc.engine.client import EngineClient, merge
-from decoder_svc.engine.messages import AddRequest, ChoiceDone, FinishReason, Tokens
+from decoder_svc.engine.messages import AddRequest, ChoiceDone, FinishReason, StepPlan, Tokens
 from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
 from decoder_svc.sampling.params import SamplingParams
 from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
 from tests.checkpoints import save_tiny_qwen
+from tests.waiting import DEADLINE_S, until
 
 torch.set_num_threads(1)
 
@@ -54,6 +55,25 @@ class Decoder:
         self.channel = connect(address)
         self.stub = decoder_pb2_grpc.DecoderStub(self.channel)
 
+    @contextmanager
+    def held(self, *, after: int = 0) -> Iterator[None]:
+        """Inside, the engine computes so many steps and no more."""
+        executor, left, go_on = self.parts.executor, [None] * after, threading.Event()
+        submit = executor.submit
+
+        def held_back(plan: StepPlan) -> None:
+            if left:
+                left.pop()
+            else:
+                go_on.wait()
+            submit(plan)
+
+        executor.submit = held_back  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            go_on.set()
+
     async def call(self, ids: list[int], request_id: str = "r", **sampling: Any) -> Any:
         call = self.stub.Generate()
         start = decoder_pb2.GenerateStart(
@@ -70,11 +90,7 @@ class Decoder:
         return [message async for message in messages(call)]
 
     async def idle(self) -> None:
-        for _ in range(200):
-            if not (self.client.load.running or self.client.num_waiting):
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError("the engine is still busy")
+        await until(lambda: not (self.client.load.running or self.client.num_waiting))
 
 
 @asynccontextmanager
@@ -196,7 +212,7 @@ async def test_a_cancelled_call_frees_everything(model: Path) -> None:
             await anext(stream)
         call.cancel()
         await decoder.idle()
-        assert decoder.client.load.kv_usage_ratio == 0
+        await until(lambda: decoder.client.load.kv_usage_ratio == 0)
 
 
 async def test_a_deadline_frees_everything(model: Path) -> None:
@@ -217,9 +233,14 @@ async def test_a_deadline_frees_everything(model: Path) -> None:
 
 async def test_stop_choice_ends_one_and_a_second_start_is_refused(model: Path) -> None:
     async with serving(config_of(model)) as decoder:
-        call = await decoder.call([40, 41], max_tokens=60, ignore_eos=True, n=2)
-        stop = decoder_pb2.GenerateRequest(stop_choice=decoder_pb2.StopChoice(choice=1))
-        await call.write(stop)
+        stopped = []
+        tell = decoder.client.tell
+        decoder.client.tell = lambda command: (tell(command), stopped.append(command))  # type: ignore[method-assign, func-returns-value]
+        with decoder.held():
+            call = await decoder.call([40, 41], max_tokens=60, ignore_eos=True, n=2)
+            stop = decoder_pb2.GenerateRequest(stop_choice=decoder_pb2.StopChoice(choice=1))
+            await call.write(stop)
+            await until(lambda: stopped)
         told = [message async for message in messages(call)]
         reasons = {m.finished.choice: m.finished.reason for m in told if m.HasField("finished")}
         assert reasons[0] == decoder_pb2.FINISH_REASON_LENGTH
@@ -236,12 +257,13 @@ async def test_stop_choice_ends_one_and_a_second_start_is_refused(model: Path) -
 async def test_a_full_decoder_refuses_before_accepting(model: Path) -> None:
     limits = SchedulerConfig(max_running_requests=1, max_waiting_requests=2)
     async with serving(config_of(model, scheduler=limits)) as decoder:
-        calls = [
-            await decoder.call([40], f"r{i}", max_tokens=250, ignore_eos=True) for i in range(8)
-        ]
-        firsts = await asyncio.gather(
-            *(anext(messages(call)) for call in calls), return_exceptions=True
-        )
+        with decoder.held():
+            calls = [
+                await decoder.call([40], f"r{i}", max_tokens=250, ignore_eos=True) for i in range(8)
+            ]
+            firsts = await asyncio.gather(
+                *(anext(messages(call)) for call in calls), return_exceptions=True
+            )
         refused = [first for first in firsts if isinstance(first, ResourceExhausted)]
         assert 5 <= len(refused) <= 6
         assert all(error.retry_after_s for error in refused)
@@ -302,11 +324,13 @@ async def test_describe_and_load(model: Path) -> None:
             language_model=language_model_digest(model),
         )
         watch = decoder.stub.WatchLoad(common_pb2.WatchLoadRequest(interval_ms=50))
-        call = await decoder.call([40], max_tokens=250, ignore_eos=True)
-        seen = [await watch.read() for _ in range(4)]
-        assert max(load.running for load in seen) == 1
-        assert max(load.kv_usage_ratio for load in seen) > 0
-        assert seen[0].embedding_bytes_total > 0
+        assert (await watch.read()).embedding_bytes_total > 0
+        with decoder.held(after=3):
+            call = await decoder.call([40], max_tokens=250, ignore_eos=True)
+            async with asyncio.timeout(DEADLINE_S):
+                while not (load := await watch.read()).kv_usage_ratio:
+                    pass
+            assert load.running == 1
         watch.cancel()
         call.cancel()
 

@@ -14,6 +14,7 @@ import pytest
 
 from chiasm.errors import Internal
 from decoder_svc import app
+from tests.waiting import until
 
 
 class FakeServer:
@@ -54,17 +55,14 @@ async def test_a_hanging_engine_is_not_ready_until_it_beats_again() -> None:
     core = SimpleNamespace(heartbeat=time.monotonic() - 3600, available=True)
     watching = asyncio.create_task(watch(server, core, thread))
     try:
-        await asyncio.sleep(0.1)
-        assert server.states == [False]
+        await until(lambda: server.states == [False])
         core.heartbeat = time.monotonic()
-        await asyncio.sleep(0.1)
-        assert server.states == [False, True]
+        await until(lambda: server.states == [False, True])
         core.available = False  # its ranks are being started again
-        await asyncio.sleep(0.1)
-        assert server.states == [False, True, False]
+        await until(lambda: server.states == [False, True, False])
         assert server.lives == [False, True], "ranks that load are no reason to be killed"
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(watching, 2)
+        await asyncio.wait_for(watching, 60)
     finally:
         stop.set()
         thread.join()

@@ -27,9 +27,12 @@ from encoder_svc.processor import Processor
 from encoder_svc.worker import load_parts
 from tests.unit.encoder.client import EncoderClient
 from tests.unit.encoder.plans import image_plan, job
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 ROW_BYTES = 128 * 4
+START_S = 200.0  # a process that imports torch, on whatever this machine has left
+pytestmark = pytest.mark.timeout(400)
 DEMO = resolve_model("demo")
 
 
@@ -45,14 +48,14 @@ class Worker(EncoderClient):
 async def worker() -> AsyncIterator[Worker]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "encoder_svc", "--model", "demo", "--num-threads", "1"),
-        *("--segment-rows", "8", "--drain-s", "20"),
+        *("--segment-rows", "8", "--drain-s", "100"),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        line = await asyncio.wait_for(process.stdout.readline(), START_S)
         worker = Worker(process, line.decode().split("address=")[1].strip())
         async with worker.channel:
             yield worker
@@ -131,11 +134,11 @@ async def test_sigterm_drains(worker: Worker) -> None:
     plan, data = picture()
     call = await worker.start_encode(plan, data, b"d" * 16)
     worker.process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while (code := await try_encode(worker, plan)) is None:
             await asyncio.sleep(0.05)
     assert code is grpc.StatusCode.UNAVAILABLE
     assert (await worker.fetch(plan, b"d" * 16)).values.any()
     assert worker.process.returncode is None
     await call.done_writing()
-    assert await asyncio.wait_for(worker.process.wait(), 10) == 0
+    assert await asyncio.wait_for(worker.process.wait(), DEADLINE_S) == 0

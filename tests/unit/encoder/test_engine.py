@@ -23,6 +23,7 @@ from encoder_svc.work import PreparedUnit, Preprocessor
 from tests.fake_runner import FAKE_GEOMETRY, FakeRunner
 from tests.unit.encoder.clips import HEIGHT, WIDTH, clip
 from tests.unit.encoder.plans import image_plan, job, video_plan
+from tests.waiting import DEADLINE_S, until
 
 SETTINGS = PixelSettings(FAKE_GEOMETRY, mean=(0.0,) * 3, std=(1.0,) * 3)
 LIMITS = EngineLimits(max_batch_patches=64, max_item_patches=400, segment_rows=8)
@@ -56,7 +57,7 @@ class RecordingSink:
 
     async def outcome(self, *keys: bytes) -> None:
         """Waits until each key has finished or failed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while not all(key in self.done or key in self.failures for key in keys):
                 self.changed.clear()
                 await self.changed.wait()
@@ -70,6 +71,11 @@ class Bench:
         self.sink = RecordingSink()
         self.engine = EncoderEngine(runner, processor, limits)
         self.engine.start(self.sink)
+
+    async def held_back(self) -> None:
+        """Waits until nothing happens any more, as the tower is told not to run."""
+        engine = self.engine
+        await until(lambda: engine._at_tower and not engine._batcher._preparing)
 
     async def encode(self, *jobs: EncodeJob) -> None:
         for one in jobs:
@@ -121,7 +127,7 @@ async def test_pictures_that_wait_share_a_forward(bench: Bench) -> None:
     for work in jobs:
         bench.engine.submit(work)
     assert bench.engine.pending_patches == 7 * 16
-    await asyncio.sleep(0.1)
+    await bench.held_back()
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in jobs))
     assert bench.runner.batches[0] == (16,)  # the first did not wait for company
@@ -131,19 +137,43 @@ async def test_pictures_that_wait_share_a_forward(bench: Bench) -> None:
         assert np.allclose(values[:, 0], level / 255)
 
 
-async def test_a_clip_is_ready_in_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+class LastHeldBack:
+    """Prepares the last unit of each job when told to."""
+
+    geometry: Geometry = FAKE_GEOMETRY
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self._whole = Processor(SETTINGS, SETTINGS)
+
+    def prepare(
+        self, job: EncodeJob, units: Sequence[Unit], cancelled: threading.Event
+    ) -> Iterator[PreparedUnit]:
+        prepared = self._whole.prepare(job, units, cancelled)
+        for _ in units[:-1]:
+            yield next(prepared)
+        self.go.wait()
+        yield from prepared
+
+
+async def test_a_clip_is_ready_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first segment is there before the last is even prepared."""
     monkeypatch.setattr("chiasm.runs.UNIT_PATCHES", 32)
+    processor = LastHeldBack()
+    bench = Bench(FakeRunner(), processor, LIMITS)
     indices = tuple(range(40))
     work = job(video_plan(HEIGHT, WIDTH, indices, cells=(1, 2)), clip(40))
     bench.engine.submit(work)
     await bench.sink.changed.wait()
+    assert bench.sink.rows[work.key]
     assert work.key not in bench.sink.done and work.key not in bench.sink.failures
+    processor.go.set()
     await bench.sink.outcome(work.key)
     segments = bench.sink.rows[work.key]
     assert [rows for _, rows, _ in segments] == [Span(i, i + 8) for i in range(0, 40, 8)]
     levels = np.concatenate([values[::2, 0] for _, _, values in segments]) * 255
     assert np.allclose(levels, [10 + 6 * (2 * i + 0.5) for i in range(20)], atol=2)
+    await bench.engine.stop()
 
 
 async def test_units_of_a_clip_run_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +184,7 @@ async def test_units_of_a_clip_run_alone(bench: Bench, monkeypatch: pytest.Monke
     pictures = [picture() for _ in range(3)]
     for work in (*clips, *pictures):
         bench.engine.submit(work)
-    await asyncio.sleep(0.1)
+    await bench.held_back()
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in (*clips, *pictures)))
     assert bench.runner.batches.count((12,)) == 4  # three groups each
@@ -209,7 +239,7 @@ async def test_one_bad_forward_harms_its_item_alone(bench: Bench, message: str) 
     jobs = [picture(level) for level in (10, 255, 20, 30)]
     for work in jobs:
         bench.engine.submit(work)
-    await asyncio.sleep(0.1)
+    await bench.held_back()
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in jobs))
     assert bench.sink.failures == {jobs[1].key: (Cause.LOST, message)}
@@ -263,8 +293,7 @@ async def test_cancelled_jobs_cost_no_forward() -> None:
     jobs = [picture() for _ in range(5)]
     for work in jobs:
         bench.engine.submit(work)
-    await asyncio.sleep(0.05)
-    assert len(processor.asked) == 2  # the others queue
+    await until(lambda: len(processor.asked) == 2)  # the others queue
     bench.engine.cancel(jobs[0].key)  # in preparation
     bench.engine.cancel(jobs[3].key)  # waiting
     bench.engine.cancel(b"unknown")
@@ -281,7 +310,7 @@ async def test_a_key_may_come_again_while_its_old_forward_runs(bench: Bench) -> 
     bench.runner.may_run.clear()
     first = picture(level=10)
     bench.engine.submit(first)
-    await asyncio.sleep(0.1)
+    await bench.held_back()
     bench.engine.cancel(first.key)
     again = replace(picture(level=200), key=first.key)
     bench.engine.submit(again)
@@ -315,10 +344,7 @@ async def test_preprocessing_overlaps_the_forward(bench: Bench) -> None:
     jobs = [picture() for _ in range(3)]
     for work in jobs:
         bench.engine.submit(work)
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        if bench.engine._batcher._ready:
-            break
+    await bench.held_back()
     assert bench.engine._at_tower and len(bench.engine._batcher._ready) >= 1
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in jobs))
@@ -332,12 +358,9 @@ async def test_a_full_batch_waits_at_the_tower_and_a_small_one_for_company(
     bench.runner.may_run.clear()
     jobs = [picture(cells=(4, 4)), picture(cells=cells)]
     bench.engine.submit(jobs[0])
-    async with asyncio.timeout(30):
-        while not bench.engine._at_tower:  # two that are prepared at once may change places
-            await asyncio.sleep(0.01)
+    await bench.held_back()  # two that are prepared at once may change places
     bench.engine.submit(jobs[1])
-    for _ in range(50):
-        await asyncio.sleep(0.01)
+    await bench.held_back()
     assert bench.engine._at_tower == 1 + waiting
     bench.runner.may_run.set()
     await bench.sink.outcome(*(work.key for work in jobs))
@@ -345,16 +368,21 @@ async def test_a_full_batch_waits_at_the_tower_and_a_small_one_for_company(
     assert all(stats.queue_ms >= 0 for stats in bench.sink.done.values())
 
 
-async def test_the_event_loop_stays_free(bench: Bench) -> None:
-    """While pictures are decoded and a forward runs, the loop's thread only waits."""
+async def test_the_event_loop_stays_free() -> None:
+    """Neither a picture that is being prepared nor a forward that runs holds the loop's thread."""
+    processor = SlowProcessor()
+    bench = Bench(FakeRunner(), processor, LIMITS)
     bench.runner.may_run.clear()
-    bench.engine.submit(picture())
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    for _ in range(20):
-        await asyncio.sleep(0.005)
-    assert loop.time() - began < 0.5
+    work = picture()
+    bench.engine.submit(work)
+    await until(lambda: processor.asked)  # its thread waits: here we are
+    assert not bench.engine._at_tower
+    processor.go.set()
+    await bench.held_back()  # and so with the tower's
+    assert work.key not in bench.sink.done
     bench.runner.may_run.set()
+    await bench.sink.outcome(work.key)
+    await bench.engine.stop()
 
 
 @pytest.mark.parametrize(

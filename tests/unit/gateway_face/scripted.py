@@ -62,6 +62,8 @@ class ScriptedPipeline:
     jobs: list[Job] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     names: tuple[str, ...] = ("demo", "demo/alias")
+    held: int = 0
+    """Runs that wait for `hold` or `hold_first`."""
 
     async def run(self, job: Job) -> AsyncGenerator[Event, None]:
         self.jobs.append(job)
@@ -69,22 +71,28 @@ class ScriptedPipeline:
         try:
             if job.model not in self.names:
                 raise ModelNotFound(f"the model {job.model!r} is not served here", param="model")
-            if self.hold_first is not None:
-                await self.hold_first.wait()
+            await self._wait(self.hold_first)
             if self.fail_first is not None:
                 raise self.fail_first
             for index, event in enumerate(self._events(job)):
                 if self.fail_after is not None and index == self.fail_after[0]:
                     raise self.fail_after[1]
                 yield event
-                if self.hold is not None:
-                    await self.hold.wait()
+                await self._wait(self.hold)
             end = "finished"
         except asyncio.CancelledError:
             end = "cancelled"
             raise
         finally:
             self.ends.append(end)
+
+    async def _wait(self, event: asyncio.Event | None) -> None:
+        if event is not None:
+            self.held += 1
+            try:
+                await event.wait()
+            finally:
+                self.held -= 1
 
     def models(self) -> list[ServedModel]:
         return [ServedModel(name, 1_700_000_000, 8192) for name in self.names]

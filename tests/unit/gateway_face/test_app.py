@@ -7,7 +7,6 @@ import hashlib
 import re
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from chiasm.v1 import common_pb2
 from gateway.api.drain import Gate
 from gateway.app import Gateway, running
 from tests.unit.gateway_face.scripted import PROMPTS, ScriptedPipeline, chat, make_face
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -39,15 +39,9 @@ async def gateway_over(
 ) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
     gateway = Gateway(make_face(pipeline), config())
     await gateway.start()
-    async with httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=60) as client:
         yield gateway, client
     await gateway.stop()
-
-
-async def until(holds: object) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # type: ignore[operator]
-            await asyncio.sleep(0.005)
 
 
 async def test_tokens_arrive_as_they_are_made() -> None:
@@ -73,8 +67,7 @@ async def test_a_client_that_goes_cancels_its_run(stream: bool, moment: str) -> 
         pipeline.hold_first = asyncio.Event()
     async with gateway_over(pipeline) as (gateway, client):
         task = asyncio.create_task(client.post(CHAT, json=chat(stream=stream)))
-        await until(lambda: pipeline.jobs)
-        await asyncio.sleep(0.05)
+        await until(lambda: pipeline.held)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: pipeline.ends)
@@ -88,9 +81,9 @@ async def test_drain_finishes_what_is_inside_and_refuses_what_comes() -> None:
     pipeline = ScriptedPipeline(hold=asyncio.Event())
     async with gateway_over(pipeline) as (gateway, client):
         inside = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
-        await until(lambda: pipeline.jobs)
+        await until(lambda: pipeline.held)
         gateway.refuse()
-        draining = asyncio.create_task(gateway.gate.drain(5.0))
+        draining = asyncio.create_task(gateway.gate.drain(600.0))
         refused = await client.post(CHAT, json=chat())
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
@@ -101,7 +94,7 @@ async def test_drain_finishes_what_is_inside_and_refuses_what_comes() -> None:
         assert pipeline.hold is not None
         pipeline.hold.set()
         assert (await inside).text.endswith("[DONE]\n\n")
-        await asyncio.wait_for(draining, 1)
+        await asyncio.wait_for(draining, 60)
         assert not gateway.gate.expired
 
 
@@ -110,7 +103,7 @@ async def test_what_outlasts_the_drain_is_told() -> None:
     async with gateway_over(pipeline) as (gateway, client):
         streamed = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
         whole = asyncio.create_task(client.post(CHAT, json=chat()))
-        await until(lambda: len(pipeline.jobs) == 2)
+        await until(lambda: pipeline.held == 2)
         await gateway.gate.drain(0.05)
         text = (await streamed).text
         assert '"code":"unavailable"' in text
@@ -120,9 +113,7 @@ async def test_what_outlasts_the_drain_is_told() -> None:
 
 
 async def test_an_empty_gate_drains_at_once() -> None:
-    began = time.monotonic()
-    await Gate().drain(30)
-    assert time.monotonic() - began < 1
+    await asyncio.wait_for(Gate().drain(3600), 60)
 
 
 async def test_a_port_in_use_is_said() -> None:
@@ -182,7 +173,7 @@ async def test_bad_settings_are_said_at_the_start(tmp_path: Path) -> None:
     keys.write_text(hashlib.sha256(b"right").hexdigest())
     async with (
         running(config(decoder_urls=("127.0.0.1:9",), api_key_file=str(keys))) as gateway,
-        httpx.AsyncClient(base_url=f"http://{gateway.address}") as client,
+        httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=60) as client,
     ):
         assert (await client.get("/v1/models")).status_code == 401
         headers = {"authorization": "Bearer right"}
@@ -200,7 +191,7 @@ def test_the_gateway_needs_neither_torch_nor_transformers() -> None:
         "from gateway.prompt import PromptBuilder\n"
         "PromptBuilder(resolve_model('demo'))\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)
 
 
 def test_sigterm_ends_the_process_in_order() -> None:
@@ -215,10 +206,10 @@ def test_sigterm_ends_the_process_in_order() -> None:
             r"chiasm-ready role=gateway address=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+\n", line
         )
         address = line.split("address=")[1].split()[0]
-        assert httpx.get(f"http://{address}/health").status_code == 200
-        assert httpx.get(f"http://{address}/ready").status_code == 503
+        assert httpx.get(f"http://{address}/health", timeout=60).status_code == 200
+        assert httpx.get(f"http://{address}/ready", timeout=60).status_code == 503
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://{address}/health")
     finally:

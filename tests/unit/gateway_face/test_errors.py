@@ -125,7 +125,7 @@ async def test_bodies_of_all_requests_together_are_bounded() -> None:
     body = chat("x" * 6_000)
     async with client_of(face) as client:
         first = asyncio.create_task(client.post(CHAT, json=body))
-        while not pipeline.jobs:
+        while not pipeline.held:
             await asyncio.sleep(0.001)
         check_error(await client.post(CHAT, json=body), 429, "resource_exhausted")
         assert pipeline.hold_first is not None

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from gateway.app import Gateway
 from tests.unit.gateway_face.scripted import ScriptedPipeline, chat, make_face
 from tests.unit.gateway_face.test_app import config
 from tests.unit.gateway_face.test_protocol import POST, Streams, answer
+from tests.waiting import until
 
 PICTURE = random.Random(2).randbytes(450_000)
 URL = "data:image/png;base64," + base64.b64encode(PICTURE).decode()
@@ -32,7 +34,14 @@ BEGUN = 40_000
 """Enough of a body to set memory aside for the rest."""
 
 
-Test = Callable[[list[int], pytest.MonkeyPatch], Coroutine[None, None, None]]
+class Filled(list[int]):
+    """Sizes of pieces."""
+
+    num_placed = 0
+    """Bodies that memory was set aside for."""
+
+
+Test = Callable[[Filled, pytest.MonkeyPatch], Coroutine[None, None, None]]
 
 
 def on_both_loops(test: Test) -> Callable[..., None]:
@@ -41,7 +50,7 @@ def on_both_loops(test: Test) -> Callable[..., None]:
     @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
     def run(
         loop: Callable[[], asyncio.AbstractEventLoop],
-        filled: list[int],
+        filled: Filled,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         with asyncio.Runner(loop_factory=loop) as runner:
@@ -51,16 +60,21 @@ def on_both_loops(test: Test) -> Callable[..., None]:
 
 
 @pytest.fixture
-def filled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def filled(monkeypatch: pytest.MonkeyPatch) -> Filled:
     """How many bytes came by themselves, each time that something did."""
-    pieces: list[int] = []
-    whole = Filling.buffer_updated
+    pieces = Filled()
+    whole, begin = Filling.buffer_updated, Filling.__init__
 
     def noted(self: Filling, nbytes: int) -> None:
         pieces.append(nbytes)
         whole(self, nbytes)
 
+    def placed(self: Filling, *args: Any, **kwargs: Any) -> None:
+        pieces.num_placed += 1
+        begin(self, *args, **kwargs)
+
     monkeypatch.setattr(Filling, "buffer_updated", noted)
+    monkeypatch.setattr(Filling, "__init__", placed)
     return pieces
 
 
@@ -72,23 +86,21 @@ async def connected(pipeline: ScriptedPipeline, budget: int = 1 << 30) -> AsyncI
     host, _, port = gateway.address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield reader, writer
-        assert face.bodies.held == 0
+        await until(lambda: face.bodies.held == 0)
     finally:
         writer.close()
         await gateway.stop()
 
 
-async def begin(writer: asyncio.StreamWriter, filled: list[int]) -> int:
-    """Sends half of a body, slowly; returns where it stopped."""
+async def begin(writer: asyncio.StreamWriter, filled: Filled) -> int:
+    """Sends half of a body in two pieces, each read by itself; returns where it stopped."""
+    num_placed = filled.num_placed
     writer.write(HEAD + BODY[:BEGUN])
-    await writer.drain()
-    await asyncio.sleep(0.05)
+    await until(lambda: filled.num_placed > num_placed)
     writer.write(BODY[BEGUN : 2 * BEGUN])
-    await writer.drain()
-    while not filled:
-        await asyncio.sleep(0.005)
+    await until(lambda: filled)
     return 2 * BEGUN
 
 
@@ -98,7 +110,7 @@ def media(pipeline: ScriptedPipeline) -> list[bytes]:
 
 @on_both_loops
 async def test_a_body_arrives_whole_and_the_next_request_is_understood(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = ScriptedPipeline()
     async with connected(pipeline) as (reader, writer):
@@ -116,7 +128,7 @@ async def test_a_body_arrives_whole_and_the_next_request_is_understood(
 
 @on_both_loops
 async def test_requests_behind_it_wait_for_their_turn(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = ScriptedPipeline()
     async with connected(pipeline) as (reader, writer):
@@ -128,7 +140,7 @@ async def test_requests_behind_it_wait_for_their_turn(
 
 @on_both_loops
 async def test_a_body_over_the_budget_is_refused_and_the_connection_goes_on(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = ScriptedPipeline()
     async with connected(pipeline, budget=len(BODY) - 1) as (reader, writer):
@@ -142,7 +154,7 @@ async def test_a_body_over_the_budget_is_refused_and_the_connection_goes_on(
 
 @on_both_loops
 async def test_silence_in_the_middle_ends_the_request_and_not_the_connection(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "SILENCE_S", 0.3)
     async with connected(ScriptedPipeline()) as (reader, writer):
@@ -157,7 +169,7 @@ async def test_silence_in_the_middle_ends_the_request_and_not_the_connection(
 
 @on_both_loops
 async def test_a_client_that_goes_in_the_middle_leaves_nothing(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = ScriptedPipeline()
     async with connected(pipeline) as (_, writer):
@@ -169,7 +181,7 @@ async def test_a_client_that_goes_in_the_middle_leaves_nothing(
 
 @on_both_loops
 async def test_a_promise_alone_takes_no_memory(
-    filled: list[int], monkeypatch: pytest.MonkeyPatch
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(ScriptedPipeline()) as (_, writer):
         writer.write(POST + b"Content-Length: 8000000\r\n\r\n" + BODY[:1000])

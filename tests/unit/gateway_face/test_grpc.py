@@ -22,6 +22,7 @@ from gateway.api.keys import ApiKeys
 from gateway.api.servicer import GatewayServicer, KeyInterceptor
 from gateway.messages import ChatJob, MediaPart, Role, TextPart
 from tests.unit.gateway_face.scripted import USAGE, ScriptedPipeline, make_face
+from tests.waiting import until
 
 KEYS = ApiKeys([hashlib.sha256(b"right").digest()])
 
@@ -79,7 +80,7 @@ async def test_files_travel_as_bytes() -> None:
     ]
     async with face_over(pipeline) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
-        async for _ in stub.Chat(request(messages=messages), timeout=5):
+        async for _ in stub.Chat(request(messages=messages), timeout=60):
             pass
     job = pipeline.jobs[0]
     assert isinstance(job, ChatJob)
@@ -90,7 +91,7 @@ async def test_files_travel_as_bytes() -> None:
         TextPart("what?"),
     )
     assert job.timeout_s is not None
-    assert 0 < job.timeout_s < 6
+    assert 0 < job.timeout_s <= 60
 
 
 async def failure(channel: grpc.aio.Channel, message: gateway_pb2.ChatRequest) -> ChiasmError:
@@ -116,10 +117,9 @@ async def test_cancelling_the_call_cancels_the_run() -> None:
     async with face_over(pipeline) as channel:
         call = gateway_pb2_grpc.GatewayStub(channel).Chat(request())
         await call.read()
+        await until(lambda: pipeline.held)
         call.cancel()
-        async with asyncio.timeout(20):
-            while not pipeline.ends:
-                await asyncio.sleep(0.01)
+        await until(lambda: pipeline.ends)
     assert pipeline.ends == ["cancelled"]
 
 
@@ -140,6 +140,7 @@ async def test_what_outlasts_the_drain_is_told() -> None:
     async with face_over(pipeline, gate=gate) as channel:
         call = gateway_pb2_grpc.GatewayStub(channel).Chat(request())
         await call.read()
+        await until(lambda: pipeline.held)
         await gate.drain(0.05)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()

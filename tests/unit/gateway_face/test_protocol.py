@@ -26,7 +26,7 @@ async def connected() -> AsyncIterator[Streams]:
     host, _, port = gateway.address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()

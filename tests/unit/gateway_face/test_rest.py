@@ -178,7 +178,7 @@ async def test_whole_answers_close_their_run(
 ) -> None:
     pipeline.hold_first = asyncio.Event()
     request = asyncio.create_task(client.post(CHAT, json=chat()))
-    while not pipeline.jobs:
+    while not pipeline.held:
         await asyncio.sleep(0.001)
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from chiasm.process import Child, DidNotStart, Spec, Supervisor
 from chiasm.process import supervisor as supervisor_module
+from tests.waiting import until
 
 # Serves on the port it is told, or on 4321 when told 0; says how it ended.
 SERVE = textwrap.dedent(
@@ -42,13 +42,6 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def until(claim: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.02)
-
-
 @pytest.fixture
 def lines() -> list[tuple[str, str]]:
     return []
@@ -56,7 +49,7 @@ def lines() -> list[tuple[str, str]]:
 
 @pytest.fixture
 async def running(lines: list[tuple[str, str]]) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=60.0)
     yield supervisor
     await supervisor.stop()
 
@@ -71,7 +64,7 @@ async def test_a_watcher_hears_of_every_beginning_and_end(lines: list[tuple[str,
     heard: list[tuple[str, str | None]] = []
     supervisor = Supervisor(
         lambda name, line: lines.append((name, line)),
-        stop_s=5.0,
+        stop_s=60.0,
         watch=lambda name, ready: heard.append((name, ready and ready["address"])),
     )
     try:
@@ -116,7 +109,7 @@ async def test_restarts_back_off(
 
 
 async def test_stop_drains_in_order_and_leaves_nothing(lines: list[tuple[str, str]]) -> None:
-    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=60.0)
     await supervisor.launch(spec("late", SERVE, stop_order=1))
     await supervisor.launch(spec("early", SERVE, stop_order=0))
     pids = supervisor.pids()
@@ -138,7 +131,7 @@ async def test_a_child_that_will_not_end_is_killed(lines: list[tuple[str, str]])
 
 
 async def test_stop_during_a_start_ends_the_child(lines: list[tuple[str, str]]) -> None:
-    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=5.0)
+    supervisor = Supervisor(lambda name, line: lines.append((name, line)), stop_s=60.0)
     launch = asyncio.create_task(supervisor.launch(spec("a", "import time; time.sleep(600)")))
     await until(lambda: bool(supervisor.pids()))
     assert supervisor.waiting_for == ("a",)
@@ -166,7 +159,7 @@ async def test_a_daemon_that_holds_the_pipe_delays_nothing() -> None:
     child = Child("a", (sys.executable, "-c", code), relay=seen.append)
     await child.start()
     try:
-        assert await asyncio.wait_for(child.wait(), 10.0) == 0
+        assert await asyncio.wait_for(child.wait(), 60.0) == 0
     finally:
         os.kill(int(seen[0]), signal.SIGKILL)
 

@@ -33,6 +33,7 @@ from encoder_svc.arena import RowArena, TensorRows
 from encoder_svc.geometry import segments_of
 from encoder_svc.messages import EncodeJob, EncodeStats, RowBuffer, Sink
 from encoder_svc.servicer import EncoderServicer
+from tests.waiting import DEADLINE_S
 
 FORMAT = RowFormat(16, 1, "float32")
 ROW = FORMAT.row_bytes
@@ -212,7 +213,7 @@ async def encoder(
     if outbound is None and Sides.nixl is not None:
         outbound = Sides.nixl.outbound(engine)
     epoch = secrets.randbits(60) | 1
-    settings: dict[str, object] = {"fetch_grace_s": 0.3, **limits}
+    settings: dict[str, object] = {"fetch_grace_s": 600.0, **limits}
     servicer = EncoderServicer(
         engine,
         config=EncoderConfig(model="demo", **settings),  # type: ignore[arg-type]
@@ -244,6 +245,7 @@ class Decoder:
             row_format=row_format,
         )
         self.events: list[FetchEvent] = []
+        self.free_pages: list[int] = []  # after each of them
         self.dropped: list[int] = []
         self.notices: list[Notice] = []
         self.news = asyncio.Event()
@@ -269,6 +271,7 @@ class Decoder:
         self.events.append(event)
         self.receiver.on_event(event)
         self.step()
+        self.free_pages.append(self.receiver.num_free_pages)
 
     def step(self) -> None:
         self.receiver.grant(self.demands)
@@ -295,8 +298,8 @@ class Decoder:
         self.demands = [d for d in self.demands if d.request_id != request_id]
         self.step()
 
-    async def until(self, done: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
             while not done():
                 self.news.clear()
                 with_timeout = asyncio.wait_for(self.news.wait(), 0.05)
@@ -338,9 +341,3 @@ async def decoder(**kwargs: object) -> AsyncIterator[Decoder]:
         yield it
     finally:
         await it.close()
-
-
-async def eventually(done: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not done():
-            await asyncio.sleep(0.005)

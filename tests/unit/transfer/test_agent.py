@@ -12,6 +12,7 @@ from chiasm.errors import Unavailable
 from chiasm.transport import DRAM, Region, WriteFailed
 from chiasm.transport.agent import TransferAgent, load_nixl
 from chiasm.transport.ucx import apply_ucx_settings, has_tcp
+from tests.waiting import blocked_until
 
 SIZE = 1 << 16
 
@@ -29,12 +30,12 @@ class Peer:
         return Region(self.region.address + offset, length, DRAM)
 
     def know(self, other: Peer) -> None:
-        self.agent.connect(other.agent.name, other.agent.metadata).result(10)
+        self.agent.connect(other.agent.name, other.agent.metadata).result(60)
 
     def write(self, other: Peer, offset: int, length: int, target: int, notice: bytes) -> None:
         pieces = [(self.region, offset, length)]
         place = [other.slice(target, length)]
-        self.agent.write(other.agent.name, pieces, place, notice).result(10)
+        self.agent.write(other.agent.name, pieces, place, notice).result(60)
 
 
 @pytest.fixture
@@ -47,11 +48,7 @@ def peers() -> Iterator[tuple[Peer, Peer]]:
 
 
 def until_heard(peer: Peer, notice: bytes) -> None:
-    for _ in range(2000):
-        if notice in peer.heard:
-            return
-        peer.agent._wake.wait(0.005)
-    raise AssertionError(f"{notice!r} never came: {peer.heard}")
+    blocked_until(lambda: notice in peer.heard)
 
 
 def test_bytes_go_where_they_should_and_then_the_peer_hears(peers) -> None:
@@ -68,7 +65,7 @@ def test_pieces_are_written_in_one_go(peers) -> None:
     one.memory.copy_(torch.arange(SIZE) % 251)
     pieces = [(one.region, 10, 5), (one.region, 200, 7)]
     places = [other.slice(0, 5), other.slice(40, 7)]
-    one.agent.write(other.agent.name, pieces, places, b"n").result(10)
+    one.agent.write(other.agent.name, pieces, places, b"n").result(60)
     assert other.memory[:5].tolist() == [10, 11, 12, 13, 14]
     assert other.memory[40:47].tolist() == list(range(200, 207))
 
@@ -86,7 +83,7 @@ def test_a_write_that_cannot_begin_says_so(peers, what: str) -> None:
         case "lengths differ":
             place = other.slice(0, 9)
     with pytest.raises(WriteFailed) as failed:
-        one.agent.write(name, [(one.region, 0, 8)], [place], b"n").result(10)
+        one.agent.write(name, [(one.region, 0, 8)], [place], b"n").result(60)
     assert not failed.value.aborted
     assert not other.memory.any()
 
@@ -99,10 +96,10 @@ def test_metadata_that_are_nonsense_or_anothers_are_refused(peers) -> None:
         ("nobody.0", other.agent.metadata),
     ):
         with pytest.raises(WriteFailed):
-            one.agent.connect(name, metadata).result(10)
+            one.agent.connect(name, metadata).result(60)
     one.know(other)
     with pytest.raises(WriteFailed, match="another agent of that name"):
-        one.agent.connect(other.agent.name, other.agent.metadata + b"x").result(10)
+        one.agent.connect(other.agent.name, other.agent.metadata + b"x").result(60)
 
 
 def test_a_closed_agent_can_be_followed_by_another_over_the_same_memory(peers) -> None:
@@ -115,8 +112,8 @@ def test_a_closed_agent_can_be_followed_by_another_over_the_same_memory(peers) -
     with pytest.raises(WriteFailed):
         one.write(other, 0, 8, 0, b"late")
     other.memory.zero_()
-    one.agent.connect(heir.name, heir.metadata).result(10)
-    one.agent.write(heir.name, [(one.region, 0, 8)], [other.slice(0, 8)], b"n").result(10)
+    one.agent.connect(heir.name, heir.metadata).result(60)
+    one.agent.write(heir.name, [(one.region, 0, 8)], [other.slice(0, 8)], b"n").result(60)
     assert other.memory.any()
     heir.close()
 

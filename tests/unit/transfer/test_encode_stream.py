@@ -13,9 +13,9 @@ from tests.unit.transfer.loopback import (
     ROW,
     PatternEngine,
     encoder,
-    eventually,
     media_plan,
 )
+from tests.waiting import until
 
 
 async def test_the_second_encode_of_a_digest_is_cached() -> None:
@@ -40,9 +40,9 @@ async def test_an_aborted_encode_cancels_the_job_and_frees_the_space() -> None:
     async with encoder(engine) as e:
         for index in range(20):
             _, call = await e.encode(media_plan(f"{index}"))
-            await eventually(lambda: bool(engine.submitted))
+            await until(lambda: bool(engine.submitted))
             call.cancel()
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert len(engine.cancelled) == len(engine.submitted)
         assert e.servicer.store.used_bytes == 0
         e.servicer.store.check()
@@ -66,7 +66,7 @@ async def test_an_encode_is_bounded(change, error) -> None:
         with pytest.raises(error):
             _, call = await e.encode(plan)
             _ = [m async for m in messages(call)]
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert e.servicer.store.used_bytes == 0
 
 

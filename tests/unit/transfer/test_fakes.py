@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import struct
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script, patter
 from chiasm.fakes.rows import NAN_BYTE
 from chiasm.plan import Cause, MediaPlan, Modality, Part, Promise, Source, Span
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc, encoder_pb2, encoder_pb2_grpc
+from tests.waiting import until
 
 PLAN = MediaPlan(b"d" * 32, "f", Modality.IMAGE, 1, 1, 1, 1, (), 100, 10, "image/png")
 
@@ -150,7 +150,12 @@ async def test_generate_waits_for_a_redirect_after_a_loss(decoder) -> None:
 
 async def test_generate_stops_a_choice_dies_and_is_cancelled(decoder) -> None:
     fake, channel = decoder
-    fake.script = Script(token_ids=tuple(range(100)), token_s=0.001)
+
+    async def stopped(step: int) -> None:
+        if step == 50:
+            await until(lambda: fake.generations[0].stopped)
+
+    fake.script = Script(token_ids=tuple(range(100)), step_when=stopped)
     call = await generate(channel, max_tokens=100)
     async for response in messages(call):
         if response.HasField("tokens"):
@@ -162,13 +167,12 @@ async def test_generate_stops_a_choice_dies_and_is_cancelled(decoder) -> None:
     fake.script = Script(die_after=1)
     with pytest.raises(Unavailable):
         _ = [m async for m in messages(await generate(channel))]
-    fake.script = Script(land_s=60)
+    fake.script = Script(land_s=3600)
     call = await generate(channel)
     await call.read()
     assert fake.running == 1
     call.cancel()
-    while fake.running:
-        await asyncio.sleep(0.01)
+    await until(lambda: not fake.running)
 
 
 async def test_describe_names_the_role(encoder, decoder) -> None:

@@ -20,9 +20,9 @@ from tests.unit.transfer.loopback import (
     bytes_of,
     decoder,
     encoder,
-    eventually,
     media_plan,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("either")
 
@@ -49,7 +49,7 @@ async def test_an_encoder_that_dies_in_mid_transfer_is_replaced() -> None:
 async def test_a_dead_endpoint_is_lost_quickly() -> None:
     async with decoder() as d:
         d.want("r", media_plan("a"), [Source(b"x", "127.0.0.1:1", 1)])
-        await d.until(lambda: bool(d.notices), timeout_s=5)
+        await d.until(lambda: bool(d.notices))
         await d.idle()
         assert [type(e) for e in d.events] == [Broken]
 
@@ -179,7 +179,7 @@ async def test_a_hostile_grant_ends_that_fetch_only(place) -> None:
                 grant = encoder_pb2.FetchGrant(segment=0, destinations=places)
                 await call.write(encoder_pb2.FetchRequest(grant=grant))
         assert kinds[-2:] == ["error", "quiesced"]
-        assert e.servicer.fetches.num_open == 1
+        await until(lambda: e.servicer.fetches.num_open == 1)
         await other.write(encoder_pb2.FetchRequest(cancel=encoder_pb2.FetchCancel()))
         assert [m async for m in messages(other)][-1].HasField("quiesced")
 
@@ -210,7 +210,7 @@ async def test_a_decoder_that_dies_leaves_no_interest() -> None:
             d.want("r", plan, [e.source(encode_id)], until=8)
             await d.until(lambda: d.receiver.landed_until("r", 0, 0) == 8)
             assert e.servicer.fetches.num_open == 1
-        await eventually(lambda: not e.servicer.fetches.num_open)
+        await until(lambda: not e.servicer.fetches.num_open)
         call.cancel()
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert e.servicer.store.free_bytes == e.servicer.store.cache_bytes

@@ -19,9 +19,9 @@ from tests.unit.transfer.loopback import (
     bytes_of,
     decoder,
     encoder,
-    eventually,
     media_plan,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("either")
 
@@ -42,7 +42,7 @@ async def test_rows_arrive_bit_equal_and_everything_comes_back() -> None:
         async for response in messages(call):
             kinds.append(response.WhichOneof("kind"))
         assert kinds == ["ready", "ready", "ready", "done"]
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert e.servicer.fetches.num_open == 0
         assert e.servicer.store.free_bytes == e.servicer.store.cache_bytes
         e.servicer.store.check()
@@ -59,7 +59,7 @@ async def test_a_fetch_may_come_first_and_its_encode_in_time() -> None:
 
 
 async def test_an_unknown_encode_id_is_lost_after_the_grace() -> None:
-    async with encoder() as e, decoder() as d:
+    async with encoder(fetch_grace_s=0.3) as e, decoder() as d:
         d.want("r", media_plan("a"), [e.source(b"never")])
         await d.until(lambda: bool(d.notices))
         (lost,) = d.notices
@@ -69,7 +69,7 @@ async def test_an_unknown_encode_id_is_lost_after_the_grace() -> None:
 
 @pytest.mark.parametrize("what", ["epoch", "ended", "digest", "rows"])
 async def test_a_fetch_that_cannot_be_served_fails_at_once(what: str) -> None:
-    async with encoder(fetch_grace_s=60.0) as e, decoder() as d:
+    async with encoder() as e, decoder() as d:
         plan = media_plan("a")
         encode_id, call = await e.encode(plan)
         source = e.source(encode_id)
@@ -78,13 +78,13 @@ async def test_a_fetch_that_cannot_be_served_fails_at_once(what: str) -> None:
                 source = replace(source, encoder_epoch=e.epoch + 1)
             case "ended":
                 call.cancel()
-                await eventually(lambda: not e.servicer.store.num_encodes)
+                await until(lambda: not e.servicer.store.num_encodes)
             case "digest":
                 plan = media_plan("b")
             case "rows":
                 plan = media_plan("a", 51)
         d.want("r", plan, [source])
-        await d.until(lambda: bool(d.notices), timeout_s=2)
+        await d.until(lambda: bool(d.notices))
         assert isinstance(d.notices[0], PartLost)
         await d.idle()
         assert any(isinstance(event, Quiesced) for event in d.events)
@@ -109,12 +109,12 @@ async def test_interest_of_a_fetch_outlives_its_encode_stream() -> None:
         d.want("r", plan, [e.source(encode_id)], until=8)
         await d.until(lambda: d.receiver.landed_until("r", 0, 0) == 8)
         call.cancel()
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert e.servicer.store.free_bytes < e.servicer.store.cache_bytes
         d.demands = [replace(d.demands[0], rows=Span(0, 50))]
         d.step()
         assert await d.rows("r", 50) == bytes_of(plan)
-        await eventually(lambda: e.servicer.store.free_bytes == e.servicer.store.cache_bytes)
+        await until(lambda: e.servicer.store.free_bytes == e.servicer.store.cache_bytes)
 
 
 async def test_an_abort_never_lets_old_rows_into_new_pages() -> None:
@@ -134,7 +134,7 @@ async def test_an_abort_never_lets_old_rows_into_new_pages() -> None:
             for call in (call_a, call_b):
                 call.cancel()
         await d.idle()
-        await eventually(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.store.num_encodes)
         assert e.servicer.fetches.num_open == 0
 
 
@@ -153,8 +153,8 @@ async def test_hundreds_of_aborts_leave_nothing_behind() -> None:
             call.cancel()
             d.drop("r")
         await d.idle()
-        await eventually(lambda: not e.servicer.store.num_encodes)
-        await eventually(lambda: not e.servicer.fetches.num_open)
+        await until(lambda: not e.servicer.store.num_encodes)
+        await until(lambda: not e.servicer.fetches.num_open)
         e.servicer.store.check()
         e.servicer.fetches.check()
         assert e.servicer.store.free_bytes == e.servicer.store.cache_bytes
@@ -169,7 +169,7 @@ async def test_a_slow_reader_makes_a_slow_writer() -> None:
     async with encoder(engine) as e:
         plan = media_plan("a", rows)
         encode_id, _call = await e.encode(plan)
-        await eventually(lambda: bool(e.servicer.store.find(encode_id).segments), timeout_s=30)
+        await until(lambda: bool(e.servicer.store.find(encode_id).segments))
         segment = e.servicer.store.find(encode_id).segments[0]
         num_read = 0
         read = segment.buffer.read
@@ -195,7 +195,8 @@ async def test_a_slow_reader_makes_a_slow_writer() -> None:
         while not (await call.read()).HasField("ready"):
             pass
         await call.write(encoder_pb2.FetchRequest(grant=grant))
+        await until(lambda: num_read)
         await asyncio.sleep(0.5)
         assert 0 < num_read * ROW < 32 << 20
         call.cancel()
-        await eventually(lambda: not e.servicer.fetches.num_open)
+        await until(lambda: not e.servicer.fetches.num_open)

@@ -19,9 +19,9 @@ from tests.unit.transfer.loopback import (
     bytes_of,
     decoder,
     encoder,
-    eventually,
     media_plan,
 )
+from tests.waiting import until
 
 
 def moved(e) -> dict[str, float]:
@@ -187,7 +187,7 @@ async def test_a_broken_stream_costs_the_agent_and_the_next_fetch_uses_the_new_o
         plan = media_plan("a")
         encode_id, call = await e.encode(plan)
         d.want("a", plan, [e.source(encode_id)])
-        await eventually(lambda: bool(posted))
+        await until(lambda: bool(posted))
         for fetch in tuple(d.fetcher._calls.values()):
             fetch.break_off()
         await d.until(lambda: any(isinstance(event, Broken) for event in d.events))

@@ -80,12 +80,14 @@ async def test_a_write_that_fails_after_its_notification_leaves_no_fetch_open() 
 class PostedSender:
     """A sender whose writes, once posted, cannot be called back: they end when `gate` opens."""
 
-    def __init__(self, inner, gate: asyncio.Event) -> None:
+    def __init__(self, inner, gate: asyncio.Event, posted: asyncio.Event) -> None:
         self._inner = inner
         self._gate = gate
+        self._posted = posted
 
     async def write(self, segment, **kwargs) -> int:
         async def posted() -> int:
+            self._posted.set()
             await self._gate.wait()
             return await self._inner.write(segment, **kwargs)
 
@@ -105,9 +107,10 @@ class PostedOutbound:
         self._inner = inner
         self._gate = gate
         self.reach = inner.reach
+        self.posted = asyncio.Event()
 
     def open(self, send, fetch_id, peers) -> PostedSender:
-        return PostedSender(self._inner.open(send, fetch_id, peers), self._gate)
+        return PostedSender(self._inner.open(send, fetch_id, peers), self._gate, self.posted)
 
 
 async def test_a_broken_one_sided_fetch_is_fenced_before_its_pages_are_free() -> None:
@@ -123,8 +126,7 @@ async def test_a_broken_one_sided_fetch_is_fenced_before_its_pages_are_free() ->
         plan = media_plan("a")
         encode_id, _call = await e.encode(plan)
         d.want("r", plan, [e.source(encode_id)])
-        await d.until(lambda: d.receiver.num_free_pages < 16)
-        await asyncio.sleep(0.05)
+        await outbound.posted.wait()
         for call in tuple(d.fetcher._calls.values()):
             call.break_off()
         await d.until(lambda: any(isinstance(event, Broken) for event in d.events))
@@ -154,9 +156,9 @@ async def test_a_one_sided_writer_that_died_is_given_up_after_a_while() -> None:
             plan = media_plan("a")
             encode_id, _call = await e.encode(plan)
             d.want("r", plan, [e.source(encode_id)])
-            await d.until(lambda: d.receiver.num_free_pages < 16)
-            await asyncio.sleep(0.05)
+            await outbound.posted.wait()
         await d.until(lambda: any(isinstance(event, Broken) for event in d.events))
-        assert d.receiver.num_free_pages < 16
+        (broken,) = (at for at, event in enumerate(d.events) if isinstance(event, Broken))
+        assert d.free_pages[broken] < 16
         await d.idle()
         gate.set()

@@ -20,7 +20,7 @@ from decoder_svc.embeddings.rank_landing import RankLanding
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.runner.host_rows import HostRows, runs
 from decoder_svc.runner.rank_rows import BankKeeper, RankRows
-from tests.unit.transfer.loopback import eventually
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 
@@ -85,7 +85,7 @@ class Bank:
         self.landing.attach(ours)
 
     async def there(self) -> None:
-        await eventually(lambda: self.landing.peer is not None, timeout_s=20)
+        await until(lambda: self.landing.peer is not None)
 
     async def write(self, notice: bytes, offset: int = 0) -> None:
         peer, region = self.landing.peer, self.landing.region
