@@ -5,14 +5,9 @@ from __future__ import annotations
 import grpc
 
 from chiasm.v1 import decoder_pb2, decoder_pb2_grpc
-from gateway.clients.bundle import BundledStream
-from gateway.clients.peer import PeerClient, opener
-from gateway.clients.stream import Duplex
+from gateway.clients.peer import PeerClient, Stream, opener
 
-GenerateStream = (
-    Duplex[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
-    | BundledStream[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
-)
+GenerateStream = Stream[decoder_pb2.GenerateRequest, decoder_pb2.GenerateResponse]
 
 
 class DecoderClient(PeerClient):
@@ -23,17 +18,6 @@ class DecoderClient(PeerClient):
         super().__init__(self._stub, opener(channel, "/chiasm.v1.Decoder/GenerateMany"))
 
     def generate(self, *, timeout_s: float, bundled: bool = False) -> GenerateStream:
-        """A new Generate; send its start first, close it at the end.
-
-        Args:
-            timeout_s: What it may take.
-            bundled: The decoder takes many on one stream.
-        """
-        stream: GenerateStream
-        if bundled:
-            parse = decoder_pb2.GenerateResponse.FromString
-            stream = self.bundle().open(parse, timeout_s=timeout_s)
-        else:
-            stream = Duplex(self._stub.Generate(timeout=timeout_s))
-        self.streams.add(stream)
-        return stream
+        """A new Generate; see `open`."""
+        parse = decoder_pb2.GenerateResponse.FromString
+        return self.open(self._stub.Generate, parse, timeout_s=timeout_s, bundled=bundled)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 
 from chiasm.v1 import encoder_pb2, encoder_pb2_grpc
-from gateway.clients.bundle import BundledStream
 from gateway.clients.framing import Buffers, field_head
-from gateway.clients.peer import PeerClient, opener
-from gateway.clients.stream import Duplex
+from gateway.clients.peer import PeerClient, Stream, opener
 
 _CHUNK_BYTES = 1 << 20
 
-EncodeStream = (
-    Duplex[encoder_pb2.EncodeRequest | Buffers, encoder_pb2.EncodeResponse]
-    | BundledStream[encoder_pb2.EncodeRequest, encoder_pb2.EncodeResponse]
-)
+EncodeStream = Stream[encoder_pb2.EncodeRequest | Buffers, encoder_pb2.EncodeResponse]
 """What is written is a request, or one that is already in its wire format."""
 
 
@@ -33,20 +30,10 @@ class EncoderClient(PeerClient):
         )
 
     def encode(self, *, timeout_s: float, bundled: bool = False) -> EncodeStream:
-        """A new Encode; send its start first, close it at the end.
-
-        Args:
-            timeout_s: What it may take.
-            bundled: The encoder takes many on one stream.
-        """
-        stream: EncodeStream
-        if bundled:
-            parse = encoder_pb2.EncodeResponse.FromString
-            stream = self.bundle().open(parse, timeout_s=timeout_s)
-        else:
-            stream = Duplex(self._encode(None, timeout=timeout_s))
-        self.streams.add(stream)
-        return stream
+        """A new Encode; see `open`."""
+        parse = encoder_pb2.EncodeResponse.FromString
+        start = partial(self._encode, None)
+        return self.open(start, parse, timeout_s=timeout_s, bundled=bundled)
 
 
 async def send_media(stream: EncodeStream, data: bytes) -> None:

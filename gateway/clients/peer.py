@@ -8,8 +8,11 @@ import grpc
 
 from chiasm.channel import messages, typed_errors
 from chiasm.v1 import common_pb2, decoder_pb2_grpc, encoder_pb2_grpc
-from gateway.clients.bundle import Bundle, BundleCall
-from gateway.clients.stream import OpenStreams
+from gateway.clients.bundle import Bundle, BundleCall, BundledStream
+from gateway.clients.stream import Duplex, OpenStreams, Request, Response
+
+Stream = Duplex[Request, Response] | BundledStream[Request, Response]
+"""A call: alone on a stream of its own, or one of a bundle."""
 
 
 class PeerClient:
@@ -46,6 +49,30 @@ class PeerClient:
         """Ends the calls that share a stream."""
         if self._bundle is not None:
             await self._bundle.close()
+
+    def open(
+        self,
+        start: Callable[..., grpc.aio.StreamStreamCall[Request, Response]],
+        parse: Callable[[bytes], Response],
+        *,
+        timeout_s: float,
+        bundled: bool,
+    ) -> Stream[Request, Response]:
+        """A new call, in `streams` until it ends. Send its start first, close it at the end.
+
+        Args:
+            start: Begins it on a stream of its own.
+            parse: Reads what the peer says in a bundle.
+            timeout_s: What it may take.
+            bundled: The peer takes many on one stream.
+        """
+        stream: Stream[Request, Response]
+        if bundled:
+            stream = self.bundle().open(parse, timeout_s=timeout_s)
+        else:
+            stream = Duplex(start(timeout=timeout_s))
+        self.streams.add(stream)
+        return stream
 
     def bundle(self) -> Bundle:
         """The stream that many calls share."""
