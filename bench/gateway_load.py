@@ -179,7 +179,7 @@ class DirectJob:
             elif kind == "done":
                 await call.done_writing()
 
-    def _plan(self, data: bytes):  # noqa: ANN202
+    def _plan(self, data: bytes):
         header = read_header(data, Modality.IMAGE, max_pixels=1 << 30, param="")
         layout = self._planner.plan(header, MediaOptions(), param="")
         medium = Medium(MediaPart(Modality.IMAGE, data=data), data, bytes(32), header)

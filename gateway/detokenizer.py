@@ -37,7 +37,7 @@ class Manner:
 class Detokenizer:
     """One choice's text. Joined pieces = the whole text up to the leftmost stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, manner: Manner = Manner()) -> None:  # noqa: B008
+    def __init__(self, vocabulary: Vocabulary, manner: Manner = Manner()) -> None:
         self._skip = vocabulary.special_ids - manner.kept
         self._decoder: _Decoder = (
             _ByteDecoder(vocabulary) if vocabulary.is_byte_level else _WindowDecoder(vocabulary)

@@ -1,6 +1,5 @@
 """How models of a family say that they think and call tools, as text."""
 
-from gateway.dialects.base import ToolFormat, TurnReader
 from gateway.dialects.registry import Dialect
 
-__all__ = ["Dialect", "ToolFormat", "TurnReader"]
+__all__ = ["Dialect"]

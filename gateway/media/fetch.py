@@ -125,7 +125,7 @@ class MediaFetcher:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     hop = target.join(URL(response.headers["Location"]))
                     continue
-                if response.status != 200:  # noqa: PLR2004
+                if response.status != 200:
                     raise InvalidMedia(CANNOT_FETCH, param=param)
                 return await _read_body(response, limit, reserve, param)
         raise InvalidMedia(f"more than {self._config.max_redirects} redirects", param=param)

@@ -155,7 +155,7 @@ class GuardedResolver(AbstractResolver):
                 hostname=host,
                 host=str(address),
                 port=port,
-                family=socket.AF_INET6 if address.version == 6 else socket.AF_INET,  # noqa: PLR2004
+                family=socket.AF_INET6 if address.version == 6 else socket.AF_INET,
                 proto=0,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )

@@ -16,7 +16,6 @@ from tools.demo_model import language as say
 from tools.demo_model.draw import Size, draw_clip, draw_number, draw_plain, draw_shapes
 
 TASKS = ("shape", "count", "number", "plain", "which", "clip", "text")
-KINDS = ("one", "two", "clip", "text")
 
 
 class Mix(StrEnum):
