@@ -39,10 +39,6 @@ class EngineLimits:
     segment_rows: int
     preprocess_workers: int = 2
 
-    def __post_init__(self) -> None:
-        if self.preprocess_workers < 1:
-            raise ValueError("--preprocess-workers must be at least 1")
-
 
 @dataclass(slots=True)
 class _Job:

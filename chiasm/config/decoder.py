@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
 
@@ -54,10 +55,7 @@ class SchedulerConfig:
     """Plan a step while the one before runs: on, off; auto = on with cuda."""
 
     def __post_init__(self) -> None:
-        if self.async_scheduling not in ("auto", "on", "off"):
-            raise ValueError(
-                f"--async-scheduling must be auto, on or off, got {self.async_scheduling!r}"
-            )
+        check_choice("--async-scheduling", self.async_scheduling, "auto", "on", "off")
         if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
             raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
         if self.max_waiting_tokens < 0 or self.max_waiting_embedding_bytes < 0:
@@ -88,8 +86,7 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.slab_page_rows < 1 or self.slab_bytes < 1:
             raise ValueError("--block-size, --slab-page-rows and --slab-bytes must be positive")
-        if self.slab_memory not in ("auto", "host", "device"):
-            raise ValueError(f"--slab-memory: auto, host or device, not {self.slab_memory!r}")
+        check_choice("--slab-memory", self.slab_memory, "auto", "host", "device")
         if not 0 < self.mem_fraction_static < 1:
             raise ValueError("--mem-fraction-static must be between 0 and 1")
 
@@ -131,14 +128,8 @@ class DecoderConfig:
     """sampled (64 KiB of every tensor) or full."""
 
     def __post_init__(self) -> None:
-        if self.transport not in ("auto", "nixl", "grpc"):
-            raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
-        if self.attention_backend not in ("auto", "flashinfer", "reference"):
-            raise ValueError(
-                "--attention-backend must be auto, flashinfer or reference, "
-                f"got {self.attention_backend!r}"
-            )
-        if self.load_format not in ("auto", "dummy"):
-            raise ValueError(f"--load-format must be auto or dummy, got {self.load_format!r}")
-        if self.digest not in ("sampled", "full"):
-            raise ValueError(f"--digest must be sampled or full, got {self.digest!r}")
+        backend = self.attention_backend
+        check_choice("--attention-backend", backend, "auto", "flashinfer", "reference")
+        check_choice("--load-format", self.load_format, "auto", "dummy")
+        check_choice("--transport", self.transport, "auto", "nixl", "grpc")
+        check_choice("--digest", self.digest, "sampled", "full")

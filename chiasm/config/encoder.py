@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
 
@@ -56,6 +57,7 @@ class EncoderConfig:
             "max_item_patches",
             "cache_bytes",
             "segment_rows",
+            "preprocess_workers",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive")
@@ -63,7 +65,5 @@ class EncoderConfig:
             raise ValueError("--host-cache-bytes must not be negative")
         if self.dp_size > 1 and ":" in self.device:
             raise ValueError(f"--dp-size {self.dp_size}: --device {self.device!r} is one device")
-        if self.transport not in ("auto", "nixl", "grpc"):
-            raise ValueError(f"--transport must be auto, nixl or grpc, got {self.transport!r}")
-        if self.digest not in ("sampled", "full"):
-            raise ValueError(f"--digest must be sampled or full, got {self.digest!r}")
+        check_choice("--transport", self.transport, "auto", "nixl", "grpc")
+        check_choice("--digest", self.digest, "sampled", "full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
 
@@ -85,10 +86,7 @@ class FrontConfig:
     """PEM file of the CA whose certificates get in; empty = the peers'."""
 
     def __post_init__(self) -> None:
-        if self.front_door not in ("auto", "plain", "tls", "required"):
-            raise ValueError(
-                f"--front-door must be auto, plain, tls or required, got {self.front_door!r}"
-            )
+        check_choice("--front-door", self.front_door, "auto", "plain", "tls", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +118,6 @@ class GatewayConfig:
     """Where the workers' metrics are summed, host:port; set by who starts them."""
 
     def __post_init__(self) -> None:
-        if self.discovery not in ("static", "dns", "kubernetes"):
-            raise ValueError(
-                f"--discovery must be static, dns or kubernetes, got {self.discovery!r}"
-            )
+        check_choice("--discovery", self.discovery, "static", "dns", "kubernetes")
         if self.workers < 1:
             raise ValueError(f"--workers must be at least 1, got {self.workers}")

@@ -137,6 +137,22 @@ def test_missing_and_strange_files_are_refused(tmp_path: Path) -> None:
     assert load(EncoderConfig, file=tmp_path / "empty.yaml", flags={"model": "m"}).model == "m"
 
 
+@pytest.mark.parametrize(
+    ("cls", "flags", "message"),
+    [
+        (DecoderConfig, {"transport": "tcp"}, "--transport must be auto, nixl or grpc, got 'tcp'"),
+        (EncoderConfig, {"digest": ""}, "--digest must be sampled or full, got ''"),
+        (EncoderConfig, {"preprocess_workers": 0}, "--preprocess-workers must be positive"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_their_flag(
+    cls: type, flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        load(cls, flags=flags | {"model": "m"})
+    assert str(caught.value) == message
+
+
 def test_the_model_is_required() -> None:
     for cls in CONFIG_CLASSES:
         with pytest.raises(ValueError, match="--model is required"):
