@@ -86,7 +86,7 @@ def _machine() -> Iterator[Finding]:
     )
     for package in ("grpcio", "protobuf"):
         yield _package(package, needed=True)
-    for package in ("transformers", "tokenizers", "av", "kubernetes", "flashinfer-python"):
+    for package in ("tokenizers", "av", "kubernetes", "flashinfer-python"):
         yield _package(package, needed=False)
     torch = _probe(_PROBE_TORCH)
     if "error" in torch:
