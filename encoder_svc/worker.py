@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,7 @@ from chiasm.handshake import CONTRACT
 from chiasm.metrics_port import serve_metrics
 from chiasm.server import Server, advertised_address, until_signal
 from chiasm.telemetry import EncoderMetrics
-from chiasm.tls import peer_tls
+from chiasm.tls import PeerTls, peer_tls
 from chiasm.v1 import common_pb2, encoder_pb2, encoder_pb2_grpc
 from encoder_svc.engine import EncoderEngine, EngineLimits
 from encoder_svc.metered_sink import MeteredSink
@@ -78,15 +79,32 @@ def serve_worker(
 
 
 async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) -> None:
-    # The port first: a taken one must not cost the loading of a tower.
     tls = peer_tls(config.server.tls)
-    server = Server(
-        config.server.host,
-        config.server.port,
-        drain_s=_LAST_STREAMS_S,
-        tls=tls,
-    )
+    server = listen(config, tls)  # first: a taken port must not cost the loading of a tower
     parts = await asyncio.to_thread(load, config)
+    keep_loaded_objects()
+    async with running(config, parts, server, tls):
+        print(f"chiasm-ready role=encoder address={server.address}", flush=True)
+        await until_signal()
+
+
+def listen(config: EncoderConfig, tls: PeerTls | None = None) -> Server:
+    """The port, bound; nobody answers there yet. Raises Unavailable."""
+    return Server(config.server.host, config.server.port, drain_s=_LAST_STREAMS_S, tls=tls)
+
+
+@asynccontextmanager
+async def running(
+    config: EncoderConfig, parts: Parts, server: Server, tls: PeerTls | None = None
+) -> AsyncIterator[None]:
+    """A worker that serves inside the block, and drains at its end.
+
+    Args:
+        config: Settings; `dp_size` is not looked at.
+        parts: Loaded; what they transfer with is closed at the end.
+        server: Where to serve.
+        tls: What the port of the metrics shows.
+    """
     engine = EncoderEngine(parts.runner, parts.processor, _limits(config))
     metrics = EncoderMetrics()
     metrics.pending_patches.set_function(lambda: engine.pending_patches)
@@ -105,11 +123,9 @@ async def _serve(config: EncoderConfig, load: Callable[[EncoderConfig], Parts]) 
     encoder_pb2_grpc.add_EncoderServicer_to_server(servicer, server.grpc)
     await server.start((SERVICE_NAME,))
     serve_metrics(metrics.registry, config.server.host, config.server.metrics_port, tls)
-    keep_loaded_objects()
     await server.ready(True)
-    print(f"chiasm-ready role=encoder address={server.address}", flush=True)
     try:
-        await until_signal()
+        yield
     finally:
         servicer.draining = True
         await server.ready(False)

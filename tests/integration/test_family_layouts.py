@@ -6,14 +6,15 @@ from an encoder. `--every-layout` (`make parity`) runs all of it; CI a few that 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI
 
 from tests.families import FAMILIES
-from tests.integration.stack import Stack
+from tests.integration.one_process import OneProcess
 from tests.integration.test_families import part
 from tests.parity.harness import QUESTION, File, Served
 from tests.parity.test_families import PROMPTS
@@ -25,6 +26,11 @@ COVER: tuple[tuple[str, Setting], ...] = (
     ("Qwen3-VL MoE", (2, 2, 2, CHUNK, True)),
     ("InternVL2.5 (authors')", (1, 2, 1, WHOLE, False)),
 )
+WAVES: tuple[dict[str, list[File]], ...] = (
+    {key: PROMPTS[key] for key in ("image", "2 images")},
+    {"video": PROMPTS["video"], "text only": [], "again": PROMPTS["2 images"]},
+)
+"""What is asked at once; "again" finds the pages of the wave before."""
 
 
 class Split:
@@ -33,47 +39,48 @@ class Split:
     def __init__(self, name: str, directory: Path) -> None:
         path, _, self.expected = prepared(directory, name)
         self.vocabulary = Served(name, path).builder.vocabulary
-        self.stack = Stack(path)
-        self.encoder = self.stack.start("encoder_svc")
+        self.services = OneProcess(path)
+        self.run = self.services.loop.run
+        self.run(self.services.start())
 
-    def answers(self, setting: Setting) -> dict[str, list[bytes]]:
-        """Starts a decoder of this layout and a gateway, asks, and stops them."""
+    async def answers(self, setting: Setting) -> tuple[dict[str, list[bytes]], int]:
+        """What a decoder of this layout says, and how many tokens it has found in its cache."""
         tp, pp, ep, chunk, prefix = setting
-        stack = Stack(self.stack.model)
-        try:
-            decoder = stack.start(
-                "decoder_svc",
-                *("--tp-size", str(tp), "--pp-size", str(pp), "--ep-size", str(ep)),
-                *("--chunked-prefill-size", str(chunk)),
-                "--prefix-cache" if prefix else "--no-prefix-cache",
-            )
-            peers = ("--encoder-urls", self.encoder.wait_ready().address)
-            address = decoder.wait_ready(150).address
-            gateway = stack.start("gateway", *peers, "--decoder-urls", address).wait_ready()
-            client = OpenAI(base_url=f"http://{gateway.address}/v1", api_key="-", max_retries=0)
-            model = client.models.list().data[0].id
-            asked = {**PROMPTS, "again": PROMPTS["2 images"]}
-            return {key: self._ask(client, model, media) for key, media in asked.items()}
-        finally:
-            stack.stop()
+        layout = ("--tp-size", str(tp), "--pp-size", str(pp), "--ep-size", str(ep))
+        cache = "--prefix-cache" if prefix else "--no-prefix-cache"
+        settings = ("--chunked-prefill-size", str(chunk), cache)
+        told: dict[str, list[bytes]] = {}
+        found = 0
+        async with (
+            self.services.serving(layout, settings) as address,
+            AsyncOpenAI(base_url=f"http://{address}/v1", api_key="-", max_retries=0) as client,
+        ):
+            for wave in WAVES:
+                heard = await asyncio.gather(*(_ask(client, media) for media in wave.values()))
+                told.update({key: tokens for key, (tokens, _) in zip(wave, heard, strict=True)})
+                found += sum(cached for _, cached in heard)
+        return told, found
 
-    def _ask(self, client: OpenAI, model: str, media: list[File]) -> list[bytes]:
-        answer = client.chat.completions.create(
-            model=model,
-            messages=[
-                {  # type: ignore[list-item, misc]
-                    "role": "user",
-                    "content": [*map(part, media), {"type": "text", "text": QUESTION}],  # type: ignore[arg-type]
-                }
-            ],
-            max_tokens=NUM_TOKENS,
-            temperature=0,
-            logprobs=True,
-            extra_body={"ignore_eos": True},
-        )
-        logprobs = answer.choices[0].logprobs
-        assert logprobs is not None and logprobs.content is not None
-        return [bytes(token.bytes or ()) for token in logprobs.content]
+
+async def _ask(client: AsyncOpenAI, media: list[File]) -> tuple[list[bytes], int]:
+    answer = await client.chat.completions.create(
+        model=(await client.models.list()).data[0].id,
+        messages=[
+            {  # type: ignore[list-item, misc]
+                "role": "user",
+                "content": [*map(part, media), {"type": "text", "text": QUESTION}],  # type: ignore[arg-type]
+            }
+        ],
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        logprobs=True,
+        extra_body={"ignore_eos": True},
+    )
+    logprobs, usage = answer.choices[0].logprobs, answer.usage
+    assert logprobs is not None and logprobs.content is not None
+    assert usage is not None and usage.prompt_tokens_details is not None
+    tokens = [bytes(token.bytes or ()) for token in logprobs.content]
+    return tokens, usage.prompt_tokens_details.cached_tokens or 0
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -92,10 +99,12 @@ def split_(
 ) -> Iterator[Split]:
     split = Split(request.param, tmp_path_factory.mktemp("split"))
     yield split
-    split.stack.stop()
+    split.run(split.services.stop())
+    split.services.loop.close()
 
 
 def test_layouts_agree_over_the_services(split: Split, setting: Setting) -> None:
-    told = split.answers(setting)
+    told, found = split.run(split.answers(setting))
     spell = split.vocabulary.bytes_of
     assert told == {key: [*map(spell, ids)] for key, ids in split.expected.items()}
+    assert (found > 0) is setting[-1], "the prefix cache is used where it is on"
