@@ -43,6 +43,11 @@ class Split:
         self.run = self.services.loop.run
         self.run(self.services.start())
 
+    def close(self) -> None:
+        """Ends the services."""
+        self.run(self.services.stop())
+        self.services.loop.close()
+
     async def answers(self, setting: Setting) -> tuple[dict[str, list[bytes]], int]:
         """What a decoder of this layout says, and how many tokens it has found in its cache."""
         tp, pp, ep, chunk, prefix = setting
@@ -84,26 +89,41 @@ async def _ask(client: AsyncOpenAI, media: list[File]) -> tuple[list[bytes], int
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "setting" not in metafunc.fixturenames:
-        return
     cases: list[tuple[str, Setting]] = list(COVER)
     if metafunc.config.getoption("--every-layout"):
         cases = [(name, one) for name, family in FAMILIES.items() for one in every(family.moe)]
-    ids = [f"{name}-{setting}" for name, setting in cases]
-    metafunc.parametrize(("split", "setting"), cases, ids=ids, indirect=["split"], scope="module")
+    metafunc.parametrize(("name", "setting"), cases, ids=[f"{n}-{s}" for n, s in cases])
 
 
-@pytest.fixture(scope="module", name="split")
-def split_(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Split]:
-    split = Split(request.param, tmp_path_factory.mktemp("split"))
-    yield split
-    split.run(split.services.stop())
-    split.services.loop.close()
+class Latest:
+    """One architecture at a time, as the tests go through them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._name = ""
+        self._split: Split | None = None
+
+    def of(self, name: str) -> Split:
+        if self._split is None or name != self._name:
+            self.close()
+            self._name, self._split = name, Split(name, self._directory)
+        return self._split
+
+    def close(self) -> None:
+        split, self._split = self._split, None
+        if split is not None:
+            split.close()
 
 
-def test_layouts_agree_over_the_services(split: Split, setting: Setting) -> None:
+@pytest.fixture(scope="module", name="latest")
+def latest_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Latest]:
+    latest = Latest(tmp_path_factory.mktemp("split"))
+    yield latest
+    latest.close()
+
+
+def test_layouts_agree_over_the_services(latest: Latest, name: str, setting: Setting) -> None:
+    split = latest.of(name)
     told, found = split.run(split.answers(setting))
     spell = split.vocabulary.bytes_of
     assert told == {key: [*map(spell, ids)] for key, ids in split.expected.items()}
