@@ -15,7 +15,7 @@ from decoder_svc.attention.choice import build_attention, wants_flashinfer
 from decoder_svc.config.from_hf import TextConfig
 from decoder_svc.kv_cache.pool import KVPool, page_bytes
 from decoder_svc.models.stage import DecoderStage
-from decoder_svc.models.weights import CheckpointReader
+from decoder_svc.models.weights import CheckpointReader, place
 from decoder_svc.parallel.mesh import ParallelMesh
 from decoder_svc.parallel.pp import StageLink
 from decoder_svc.parallel.returns import TokenReturn
@@ -99,7 +99,7 @@ def load_stage(
             weight.data = weight.data.to(placement.dtype)
     model.eval()
     if load_format == "dummy":
-        model.to_empty(device=placement.device)
+        place(model, placement.device)
         _fill(model)
         return model
     with CheckpointReader(model_dir, placement.device) as reader, torch.inference_mode():
