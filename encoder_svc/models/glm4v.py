@@ -148,7 +148,7 @@ class Positions(nn.Module):
 
     def __init__(self, count: int, hidden_size: int) -> None:
         super().__init__()
-        self.position_embedding = nn.Embedding(count, hidden_size)
+        self.position_embedding = nn.Embedding.from_pretrained(torch.empty(count, hidden_size))
 
 
 class Block(nn.Module):

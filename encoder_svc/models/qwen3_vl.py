@@ -105,7 +105,9 @@ class Qwen3VisionTower(VisionTower):
         self.levels = 1 + len(config.deepstack_blocks)
         backend = load_attention(attention)
         self.patch_embed = PatchEmbed(config.geometry, config.hidden_size)
-        self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
+        # Not drawn first: on no device that has torch import its compiler, a second of every start.
+        table = torch.empty(config.num_position_embeddings, config.hidden_size)
+        self.pos_embed = nn.Embedding.from_pretrained(table)
         self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.depth))
         self.merger = PatchMerger(config, joined_norm=False)
         self.deepstack_merger_list = nn.ModuleList(
