@@ -83,7 +83,7 @@ async def test_rows_granted_ahead_are_posted_by_the_call_that_says_they_are_read
             stream = session.wake.__self__
             return stream._idle and not stream._wake.is_set()
 
-        await eventually(granted, timeout_s=30)
+        await until(granted)
         gate.set()
         assert await d.rows("r", 50) == bytes_of(plan)
     assert told == [1]
