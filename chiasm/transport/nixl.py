@@ -51,9 +51,12 @@ class Avoided:
 
     def add(self, agent_name: str) -> None:
         """It has failed."""
+        now, longest = time.monotonic(), _AVOID_S[-1]
+        # Each life of a peer has a name of its own: those of past lives would stay for ever.
+        self._until = {o: seen for o, seen in self._until.items() if now - seen[1] < longest}
         failures, _ = self._until.get(_owner(agent_name), (0, 0.0))
         pause = _AVOID_S[min(failures, len(_AVOID_S) - 1)]
-        self._until[_owner(agent_name)] = failures + 1, time.monotonic() + pause
+        self._until[_owner(agent_name)] = failures + 1, now + pause
 
     def remove(self, agent_name: str) -> None:
         """It works."""

@@ -226,6 +226,19 @@ def test_who_fails_is_avoided_for_longer_and_longer(monkeypatch: pytest.MonkeyPa
     assert "peer.0" not in avoided
 
 
+def test_who_has_not_been_tried_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("chiasm.transport.nixl.time.monotonic", lambda: now[0])
+    avoided = Avoided()
+    for life in range(100):
+        avoided.add(f"life{life}.0")
+        now[0] += 100.0
+    assert "life99.0" not in avoided and len(avoided._until) <= 5
+    avoided.add("life0.0")
+    now[0] += 1.0
+    assert "life0.0" not in avoided, "its failures are forgotten: the first pause again"
+
+
 def test_the_outbound_end_keeps_one_list_of_whom_to_avoid() -> None:
     agent = TransferAgent()
     assert isinstance(NixlOutbound(agent, DRAM).avoided, Avoided)
