@@ -225,7 +225,7 @@ class Decoder:
         self._landing = LocalLanding(region, bank=RANK_BANK)
         await self._landing.open()
         if self._ends.marks:
-            agent, arrivals = self._landing._agent, self._landing._arrivals
+            agent, arrivals = self._landing._agent, self._landing.arrivals
             assert agent is not None
             agent._on_notices = self.marks.before("heard", agent._on_notices)
             arrivals.put = self.marks.before("arrived", arrivals.put)

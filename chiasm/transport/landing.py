@@ -23,46 +23,16 @@ NOTICE_S = 5.0
 """How long a notification may take longer than the word on the stream that it was sent."""
 
 
-class Landing(Protocol):
-    """One bank of a slab as NIXL's peers can reach it."""
-
-    bank: int
-    generation: int
-    """Which of the agents that this memory has had is there now."""
-
-    @property
-    def peer(self) -> encoder_pb2.Peer | None:
-        """The receiving rank, for `FetchOpen`; None while its memory cannot be written."""
-        ...
-
-    @property
-    def region(self) -> Region:
-        """The whole bank."""
-        ...
-
-    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
-        """A grant goes out; its notification will come. `on_arrived` is
-        called as soon as it has."""
-        ...
-
-    def forget(self, notice: bytes) -> None:
-        """Nobody waits for it any more."""
-        ...
-
-    async def arrived(self, notice: bytes) -> bool:
-        """Waits for an expected notification; False when it does not come."""
-        ...
-
-    async def renew(self, generation: int) -> None:
-        """Replaces the agent of that generation, unless that has been done. Then nothing that was
-        on its way to it can arrive any more."""
-        ...
-
-
 class Arrivals:
-    """Notifications that are expected, by what they say. Event loop's thread only."""
+    """Notifications that are expected, by what they say. Event loop's thread only.
 
-    def __init__(self) -> None:
+    Args:
+        on_count: Told how many there are whenever that changes: who hears of them looks for them
+            only while there are any.
+    """
+
+    def __init__(self, on_count: Callable[[int], None]) -> None:
+        self._on_count = on_count
         self._expected: dict[bytes, asyncio.Future[bool]] = {}
         self._listeners: dict[bytes, Callable[[], None]] = {}
 
@@ -70,9 +40,10 @@ class Arrivals:
         return len(self._expected)
 
     def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
-        """It will come; then that is called, unless it has been forgotten."""
+        """A grant goes out; once it has landed `on_arrived` is called, unless it is forgotten."""
         self._expected[notice] = asyncio.get_running_loop().create_future()
         self._listeners[notice] = on_arrived
+        self._on_count(len(self))
 
     def put(self, notices: Iterable[bytes]) -> None:
         """They have come; those that nobody expects any more are dropped."""
@@ -89,7 +60,7 @@ class Arrivals:
                 future.set_result(False)
 
     async def wait(self, notice: bytes) -> bool:
-        """Whether it came, now or in a while; forgets it."""
+        """Whether it came, now or within `NOTICE_S`; forgets it."""
         future = self._expected.get(notice)
         if future is None:
             return False
@@ -107,6 +78,32 @@ class Arrivals:
         future = self._expected.pop(notice, None)
         if future is not None and not future.done():
             future.set_result(False)
+        self._on_count(len(self))
+
+
+class Landing(Protocol):
+    """One bank of a slab as NIXL's peers can reach it."""
+
+    bank: int
+    generation: int
+    """Which of the agents that this memory has had is there now."""
+    arrivals: Arrivals
+    """Of grants of this memory."""
+
+    @property
+    def peer(self) -> encoder_pb2.Peer | None:
+        """The receiving rank, for `FetchOpen`; None while its memory cannot be written."""
+        ...
+
+    @property
+    def region(self) -> Region:
+        """The whole bank."""
+        ...
+
+    async def renew(self, generation: int) -> None:
+        """Replaces the agent of that generation, unless that has been done. Then nothing that was
+        on its way to it can arrive any more."""
+        ...
 
 
 class LocalLanding:
@@ -123,10 +120,10 @@ class LocalLanding:
     ) -> None:
         self.bank = bank
         self.generation = 0
+        self.arrivals = Arrivals(self._count)
         self._region = region
         self._on_renewed = on_renewed
         self._life = secrets.token_hex(8)
-        self._arrivals = Arrivals()
         self._agent: TransferAgent | None = None
         self._lock = asyncio.Lock()
 
@@ -151,22 +148,6 @@ class LocalLanding:
         """Starts the first agent. Raises Unavailable."""
         self._agent = await self._start()
 
-    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
-        """See `Landing.expect`."""
-        self._arrivals.expect(notice, on_arrived)
-        self._count()
-
-    def forget(self, notice: bytes) -> None:
-        """See `Landing.forget`."""
-        self._arrivals.forget(notice)
-        self._count()
-
-    async def arrived(self, notice: bytes) -> bool:
-        """See `Landing.arrived`."""
-        came = await self._arrivals.wait(notice)
-        self._count()
-        return came
-
     async def renew(self, generation: int) -> None:
         """See `Landing.renew`."""
         async with self._lock:
@@ -175,7 +156,7 @@ class LocalLanding:
             old, self.generation = self._agent, generation + 1
             try:
                 self._agent = await self._start()
-                self._count()
+                self._count(len(self.arrivals))
             except Unavailable as error:
                 logger.error("%s; rows travel over grpc from here on", error)
                 self._agent = None
@@ -191,15 +172,15 @@ class LocalLanding:
             if agent is not None:
                 await asyncio.to_thread(agent.close)
 
-    def _count(self) -> None:
+    def _count(self, num_expected: int) -> None:
         if self._agent is not None:
-            self._agent.await_notices(len(self._arrivals))
+            self._agent.await_notices(num_expected)
 
     async def _start(self) -> TransferAgent:
         loop = asyncio.get_running_loop()
         name = f"{self._life}.{self.generation}"
 
         def heard(notices: list[bytes]) -> None:
-            loop.call_soon_threadsafe(self._arrivals.put, notices)
+            loop.call_soon_threadsafe(self.arrivals.put, notices)
 
         return await asyncio.to_thread(TransferAgent, (self._region,), on_notices=heard, name=name)

@@ -287,7 +287,7 @@ class NixlReceiver:
             return self._stream.expect(segment, seq, destinations)
         landing, peer = chosen
         notice = notice_of(self._fetch_id, segment, seq)
-        landing.expect(notice, partial(self._heard, seq))
+        landing.arrivals.expect(notice, partial(self._heard, seq))
         generation = landing.generation
         self._granted[seq] = _Granted(landing, generation, notice, segment, destinations)
         region = landing.region
@@ -328,7 +328,7 @@ class NixlReceiver:
         grant = self._granted.get(seq)
         if grant is None:
             return await self._stream.landed(segment, seq, crc32)
-        if grant.segment != segment or not await grant.landing.arrived(grant.notice):
+        if grant.segment != segment or not await grant.landing.arrivals.wait(grant.notice):
             return None
         self._granted.pop(seq, None)  # unless `_heard` was faster
         return grant.landing.bank
@@ -338,7 +338,7 @@ class NixlReceiver:
         grant = self._granted.pop(seq, None)
         if grant is not None:
             self.on_arrived(seq, grant.landing.bank)
-            grant.landing.forget(grant.notice)
+            grant.landing.arrivals.forget(grant.notice)
 
     def _landing(self) -> tuple[Landing, encoder_pb2.Peer] | None:
         """The memory agreed on, while its agent is the one that the sender knows."""
@@ -353,7 +353,7 @@ class NixlReceiver:
     async def _retire(self, seq: int, *, aborted: bool) -> None:
         """The grant is known as given until nothing of it can arrive any more."""
         grant = self._granted[seq]
-        grant.landing.forget(grant.notice)
+        grant.landing.arrivals.forget(grant.notice)
         if aborted:
             await grant.landing.renew(grant.generation)
         self._granted.pop(seq, None)

@@ -29,8 +29,8 @@ class RankLanding:
 
     def __init__(self, *, on_renewed: Callable[[], None] = lambda: None) -> None:
         self.generation = 0
+        self.arrivals = Arrivals(lambda num_expected: self._say(Await(num_expected)))
         self._on_renewed = on_renewed
-        self._arrivals = Arrivals()
         self._channel: Connection | None = None
         self._at: At | None = None
         self._changed = asyncio.Event()
@@ -69,24 +69,8 @@ class RankLanding:
             channel.close()
         self.generation += 1
         self._at = None
-        self._arrivals.fail()
+        self.arrivals.fail()
         self._changed.set()
-
-    def expect(self, notice: bytes, on_arrived: Callable[[], None] = lambda: None) -> None:
-        """See `Landing.expect`."""
-        self._arrivals.expect(notice, on_arrived)
-        self._count()
-
-    def forget(self, notice: bytes) -> None:
-        """See `Landing.forget`."""
-        self._arrivals.forget(notice)
-        self._count()
-
-    async def arrived(self, notice: bytes) -> bool:
-        """See `Landing.arrived`."""
-        came = await self._arrivals.wait(notice)
-        self._count()
-        return came
 
     async def renew(self, generation: int) -> None:
         """See `Landing.renew`. Waits as long as the rank takes; one that hangs is ended."""
@@ -101,9 +85,6 @@ class RankLanding:
                 await self._changed.wait()
             logger.warning("the rank's agent was replaced: a writer was lost in mid-transfer")
         self._on_renewed()
-
-    def _count(self) -> None:
-        self._say(Await(len(self._arrivals)))
 
     def _say(self, message: Message) -> None:
         if self._channel is None:
@@ -126,4 +107,4 @@ class RankLanding:
                 self._at = message
                 self._changed.set()
             elif isinstance(message, Heard):
-                self._arrivals.put(message.notices)
+                self.arrivals.put(message.notices)

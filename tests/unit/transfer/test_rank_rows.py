@@ -107,13 +107,13 @@ async def bank() -> AsyncIterator[Bank]:
 
 
 async def test_what_is_written_to_a_rank_is_heard_of_in_the_engine(bank: Bank) -> None:
-    bank.landing.expect(b"n")
+    bank.landing.arrivals.expect(b"n")
     await bank.write(b"n", offset=64)
-    assert await bank.landing.arrived(b"n")
+    assert await bank.landing.arrivals.wait(b"n")
     assert bank.rows.memory is not None
     found = bank.rows.memory.view(torch.uint8).flatten()
     assert found[64:128].eq(7).all() and not found[:64].any()
-    assert not await bank.landing.arrived(b"never expected")
+    assert not await bank.landing.arrivals.wait(b"never expected")
 
 
 async def test_a_new_agent_takes_the_place_of_the_old(bank: Bank) -> None:
@@ -122,14 +122,14 @@ async def test_a_new_agent_takes_the_place_of_the_old(bank: Bank) -> None:
     assert before is not None and bank.landing.peer is not None
     assert bank.landing.generation == generation + 1
     assert bank.landing.peer.agent_name != before.agent_name
-    bank.landing.expect(b"n")
+    bank.landing.arrivals.expect(b"n")
     await bank.write(b"n")
-    assert await bank.landing.arrived(b"n")
+    assert await bank.landing.arrivals.wait(b"n")
 
 
 async def test_a_rank_that_dies_takes_its_memory_with_it(bank: Bank) -> None:
-    bank.landing.expect(b"n")
-    waiting = asyncio.create_task(bank.landing.arrived(b"n"))
+    bank.landing.arrivals.expect(b"n")
+    waiting = asyncio.create_task(bank.landing.arrivals.wait(b"n"))
     await asyncio.sleep(0)
     generation = bank.landing.generation
     bank.landing.detach()
@@ -138,9 +138,9 @@ async def test_a_rank_that_dies_takes_its_memory_with_it(bank: Bank) -> None:
     await bank.landing.renew(generation)  # nothing of it can arrive any more: returns at once
     bank.start()
     await bank.there()
-    bank.landing.expect(b"m")
+    bank.landing.arrivals.expect(b"m")
     await bank.write(b"m")
-    assert await bank.landing.arrived(b"m")
+    assert await bank.landing.arrivals.wait(b"m")
 
 
 async def test_channels_are_handed_over_also_when_the_rank_came_first() -> None:
