@@ -25,7 +25,7 @@ from rich.text import Text
 from chiasm.checkpoint import resolve_model, weight_files
 from chiasm.cli.model_facts import Ranks, Traffic, describe
 from chiasm.tokenizer_file import tokenizer_files
-from chiasm.transport.ucx import apply_ucx_settings, chosen, has_tcp, rdma_devices
+from chiasm.transport.ucx import apply_ucx_settings, has_tcp
 
 GIB = 1 << 30
 _PIXELS = "preprocessor_config.json"
@@ -99,7 +99,7 @@ def _machine() -> Iterator[Finding]:
     found = nixl.get("error", "agent with UCX starts")
     yield Finding("nixl", str(found), "error" not in nixl)
     yield _ucx()
-    rdma = rdma_devices()
+    rdma = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
     yield Finding("RDMA devices", ", ".join(rdma) or "none: rows travel over TCP", bool(rdma))
     yield _shared_memory()
 
@@ -109,7 +109,8 @@ def _ucx() -> Finding:
     environment = dict(os.environ)
     given = environment.get("UCX_TLS", "all")
     apply_ucx_settings(environment)
-    found = ", ".join(chosen(environment))
+    ours = sorted(item for item in environment.items() if item[0].startswith("UCX_"))
+    found = ", ".join(f"{name}={value}" for name, value in ours)
     if not has_tcp(given):
         return Finding("UCX", f"{found} (tcp was added: agents need it)", False)
     return Finding("UCX", found, True)

@@ -6,7 +6,7 @@ those that are not set already: who runs a cluster knows its network better.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 _TCP = "tcp"
@@ -29,7 +29,7 @@ def ucx_settings(*, gpus: bool) -> dict[str, str]:
 
 def apply_ucx_settings(environment: MutableMapping[str, str]) -> None:
     """Sets what is not set. Call it before NIXL is loaded."""
-    for name, value in ucx_settings(gpus=bool(gpu_devices())).items():
+    for name, value in ucx_settings(gpus=_has_gpus()).items():
         environment.setdefault(name, value)
     tls = environment.get("UCX_TLS", _ALL)
     if not has_tcp(tls):
@@ -54,18 +54,6 @@ def _with_tcp(tls: str) -> str:
     return f"^{','.join(others)}" if others else _ALL
 
 
-def gpu_devices() -> list[str]:
-    """NVIDIA GPUs as the kernel shows them, without asking CUDA."""
-    return sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
-
-
-def rdma_devices() -> list[str]:
-    """RDMA network devices."""
-    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-
-
-def chosen(environment: MutableMapping[str, str]) -> Iterator[str]:
-    """UCX's variables, for a report."""
-    for name in sorted(environment):
-        if name.startswith("UCX_"):
-            yield f"{name}={environment[name]}"
+def _has_gpus() -> bool:
+    """Whether the kernel shows NVIDIA GPUs; CUDA is not asked."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
