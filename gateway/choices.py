@@ -19,7 +19,14 @@ _REASONS = {
 
 
 class Choices:
-    """Detokenizes every choice; knows which have ended."""
+    """Detokenizes every choice; knows which have ended.
+
+    Args:
+        n: How many.
+        make_detokenizer: For each.
+        make_reader: For each: tells text, thoughts and calls apart.
+        prompt_tokens: Of the prompt, for usage.
+    """
 
     def __init__(
         self,

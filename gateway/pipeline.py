@@ -45,7 +45,7 @@ from gateway.routing import Endpoint, prefix_key
 from gateway.timeline import Timeline
 from gateway.turns import TurnForm
 
-_SHORT_TURNS, _SHORT_CHARS = 4, 1024
+_SHORT_TURNS, _SHORT_CHARS = 4, 1024  # rendered on the loop: see `_is_short`
 
 
 class Pipeline:

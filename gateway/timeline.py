@@ -40,7 +40,11 @@ class Timeline:
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
-        """What runs inside is cancelled at the deadline. Never hold it over a `yield`."""
+        """What runs inside is cancelled at the deadline. Never hold it over a `yield`.
+
+        Raises:
+            DeadlineExceeded: Then, or at once when it has passed.
+        """
         try:
             async with asyncio.timeout(self.remaining_s()):
                 yield

@@ -203,7 +203,11 @@ def _from_file(config_class: type, file: Path) -> dict[tuple[str, ...], Any]:
 
 
 def read_mapping(file: Path) -> Mapping[Any, Any]:
-    """The content of a YAML, TOML or JSON file; an empty file is an empty mapping."""
+    """The content of a YAML, TOML or JSON file; an empty file is an empty mapping.
+
+    Raises:
+        ValueError: It cannot be read or parsed, or holds something else; names the file.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         tree = _PARSERS[file.suffix.lower()](text)

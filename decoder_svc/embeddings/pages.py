@@ -23,6 +23,9 @@ class PagePool:
 
     Args:
         num_pages: Pages of the slab.
+
+    Raises:
+        ValueError: None of them.
     """
 
     def __init__(self, num_pages: int) -> None:

@@ -27,6 +27,15 @@ class KVPool:
     otherwise `pairs` holds both, K before V token by token, so that one copy moves the two.
 
     Zeroed because padded reads touch pages never written, and a NaN there would pass a mask.
+
+    Args:
+        config: Layers and heads of the model.
+        mesh: Which of them are this rank's.
+        num_blocks: Pages.
+        block_size: Tokens of a page.
+        dtype: Of K and V.
+        device: Where they live.
+        heads_first: As the attention backend reads them.
     """
 
     def __init__(

@@ -15,7 +15,16 @@ from decoder_svc.parallel.mesh import ParallelMesh
 
 
 class Attention(nn.Module):
-    """Projections, rotation and the call to the backend, for this rank's heads."""
+    """Projections, rotation and the call to the backend, for this rank's heads.
+
+    Args:
+        config: Heads, biases and norms of the model.
+        mesh: Which heads are this rank's.
+        layer: Its index among the layers of this stage.
+
+    Raises:
+        ValueError: Heads do not divide evenly over the ranks.
+    """
 
     def __init__(self, config: TextConfig, mesh: ParallelMesh, layer: int) -> None:
         super().__init__()

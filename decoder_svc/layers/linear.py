@@ -43,7 +43,14 @@ class Matrix(nn.Module):
 
 
 class ColumnLinear(Matrix):
-    """Output features split; several checkpoint tensors (q, k, v; gate, up) run as one product."""
+    """Output features split; several checkpoint tensors (q, k, v; gate, up) run as one product.
+
+    Args:
+        in_features: Columns, whole on every rank.
+        shards: This rank's rows of each tensor.
+        bias: Whether they have biases.
+        eight_bits: Whether they may stay in 8 bits: they do where every shard is of whole blocks.
+    """
 
     def __init__(
         self, in_features: int, shards: Sequence[Shard], *, bias: bool, eight_bits: bool = False
@@ -73,7 +80,14 @@ class ColumnLinear(Matrix):
 
 
 class RowLinear(Matrix):
-    """Input features split; the partial products are summed over ranks."""
+    """Input features split; the partial products are summed over ranks.
+
+    Args:
+        shard: This rank's columns.
+        out_features: Rows, whole on every rank.
+        mesh: Ranks to sum over.
+        eight_bits: Whether it may stay in 8 bits: it does where the shard is of whole blocks.
+    """
 
     def __init__(
         self, shard: Shard, out_features: int, mesh: ParallelMesh, *, eight_bits: bool = False

@@ -72,7 +72,11 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts of this rank: whole ones, or its columns of each. G experts, I columns."""
+    """The experts of this rank: whole ones, or its columns of each.
+
+    Raises:
+        ValueError: Experts or their inner width do not divide evenly over the ranks.
+    """
 
     def __init__(self, config: ExpertsConfig, hidden_size: int, mesh: ParallelMesh) -> None:
         super().__init__()

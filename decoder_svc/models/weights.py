@@ -133,11 +133,18 @@ class CheckpointReader:
             raise ValueError(f"checkpoint has {len(extra)} unknown tensors: {_some(extra)}")
 
     def full(self, name: str, target: torch.Tensor) -> None:
-        """The whole tensor."""
+        """Reads a whole tensor.
+
+        This and the other readings raise ValueError when the checkpoint lacks the tensor, or has
+        it in another shape than the config says.
+        """
         self._copy(self._open(name, tuple(target.shape)), target)
 
     def rows(self, name: str, shard: Shard, target: torch.Tensor) -> None:
-        """The shard of the first dimension; what a padded shard has past the end becomes zero."""
+        """The shard of the first dimension, [len(shard), ...].
+
+        What a padded shard has past the tensor's end becomes zero.
+        """
         piece = self._open(name, (shard.of, *target.shape[1:]))
         held = max(0, min(shard.end, shard.of) - shard.begin)
         if held < len(target):
@@ -146,7 +153,7 @@ class CheckpointReader:
             self._copy(piece, target[:held], rows=slice(shard.begin, shard.begin + held))
 
     def columns(self, name: str, shard: Shard, target: torch.Tensor) -> None:
-        """The shard of the second dimension."""
+        """The shard of the second dimension, [out, len(shard)]."""
         piece = self._open(name, (target.shape[0], shard.of))
         self._copy(piece, target, columns=slice(shard.begin, shard.end))
 
@@ -158,7 +165,14 @@ class CheckpointReader:
         rows: Shard | None = None,
         columns: Shard | None = None,
     ) -> None:
-        """The scales of a part of a matrix of 8 bits, that begins and ends between blocks."""
+        """The scales of a part of a matrix of 8 bits, [blocks of rows, blocks of columns].
+
+        Args:
+            name: Of the matrix.
+            target: Float32.
+            rows: The part's rows, which begin and end between blocks; None = all.
+            columns: Its columns, likewise.
+        """
         piece = self._locate(name)
         if piece is None or piece.scales is None:
             raise ValueError(f"checkpoint lacks tensor {name}{SCALES}")

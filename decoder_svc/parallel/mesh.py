@@ -89,7 +89,11 @@ class ParallelMesh:
         return Shard(self.tp_rank * width, (self.tp_rank + 1) * width, size)
 
     def split_kv(self, num_kv_heads: int, head_dim: int) -> Shard:
-        """This rank's KV heads, in features; fewer heads than ranks are replicated."""
+        """This rank's KV heads, in features; fewer heads than ranks are replicated.
+
+        Raises:
+            ValueError: Neither heads over ranks nor ranks over heads divide evenly.
+        """
         if num_kv_heads >= self.tp_size:
             return self.split(num_kv_heads * head_dim, unit=head_dim, what="KV heads")
         if self.tp_size % num_kv_heads:

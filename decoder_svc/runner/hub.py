@@ -33,6 +33,9 @@ class RankHub:
         rendezvous: Where to listen: only at the address that ranks are told.
         token: The secret.
         ranks: Those that are to come.
+
+    Raises:
+        Unavailable: Nobody can listen at that address.
     """
 
     def __init__(self, rendezvous: Rendezvous, token: bytes, ranks: Sequence[int]) -> None:

@@ -13,6 +13,8 @@ class PromptGate:
 
     Prompts wait for each other only where somebody waits for a seat in any case, and for so few
     steps that the seats they leave empty cost less. Whoever finds a free seat is served at once.
+    Steps while all seats are taken count as well, so a prompt waits for the limit at most, and for
+    fewer steps on average; the limit's default was measured so.
 
     Args:
         limits: How many tokens fill a step, and how many steps may pass.

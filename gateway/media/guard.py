@@ -145,7 +145,7 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Checked addresses only, already numeric."""
+        """Checked addresses only, already numeric. Raises OSError where there is none."""
         try:
             found = await self._guard.addresses(host, port)
         except ValueError as error:
