@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 _POLL_S = 0.01
 
 

@@ -26,7 +26,7 @@ def chiasm(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
         env={k: v for k, v in os.environ.items() if not k.startswith("CHIASM_")} | env,
     )

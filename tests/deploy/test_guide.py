@@ -123,7 +123,7 @@ def run_test_pod(pod: Object, tmp_path: Path, changes: dict[str, str]) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert (done.returncode, done.stdout) == (0, "The picture shows a red circle.\n"), done.stderr
 

@@ -44,7 +44,7 @@ from tests.parity.published import PUBLISHED, Published, save_published
 from transformers import AutoProcessor  # isort: skip
 from transformers.video_utils import VideoMetadata  # isort: skip
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 TALKS = list(conversations())
 SIZES = ((64, 64), (150, 90), (61, 200), (112, 224))
 FPS = 2.0

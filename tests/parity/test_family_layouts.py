@@ -18,7 +18,7 @@ from tests.parity.harness import Prepared, Served, request
 from tests.parity.test_families import PROMPTS
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 LAYERS = 12
 CHUNK, WHOLE = 16, 4096

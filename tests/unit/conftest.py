@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import chiasm.channel
 from chiasm.channel import CHANNEL_OPTIONS
+
+# Of what a machine leaves a test, none is a reason to fail, and every run tries the same examples.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 
 @pytest.fixture

