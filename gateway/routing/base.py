@@ -22,6 +22,7 @@ FAULT_WEIGHT = 0.2  # of the newest call in the running mean
 FAULT_PENALTY = 4.0  # one that fails every time counts as so many times slower, and one more
 PACE_WEIGHT = 0.2
 FIRST_PACES = 4  # the first calls of a seat are slow for many reasons: the fastest of them counts
+OUTLIER = 2.0  # one call that took longer than so many usual ones counts as so many
 ALIKE = 1.5  # paces that differ by less are one pace and noise
 HALF_LIFE_S = 20.0  # of what is known of pace and faults
 MOST_WEIGHED = 40  # seats, for one choice
@@ -212,7 +213,8 @@ class Router(ABC):
             if seat.num_paces < FIRST_PACES:
                 seat.pace_s = min(pace_s, seat.pace_s or pace_s)
             else:
-                seat.pace_s += (pace_s - seat.pace_s) * PACE_WEIGHT
+                taken_s = min(pace_s, OUTLIER * seat.pace_s)  # a stall makes no seat slow
+                seat.pace_s += (taken_s - seat.pace_s) * PACE_WEIGHT
             seat.num_paces += 1
             seat.paced_at = self._clock()
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.images.dockerfile import Stage, read
 from tests.images.replay import ROOT, UID, Image, sandbox_trouble
-from tests.kube.address import free_port
+from tests.integration.cluster import PATIENCE_S, free_port
+from tests.kube.control_plane import until
 
 ROLES = ("gateway", "encoder", "decoder")
 FLAGS = {"gateway": ("--decoder-urls", "127.0.0.1:1"), "encoder": (), "decoder": ()}
@@ -61,17 +62,17 @@ def test_what_the_steps_install_runs_without_rights(role: str, directory: Path) 
                     break
             assert lines and lines[-1].startswith("chiasm-ready"), "".join(lines)
             assert "CapEff:\t0000000000000000\n" in Path(f"/proc/{service.pid}/status").read_text()
-            assert is_well(image, env)
+            until(lambda: is_well(image, env), PATIENCE_S, "the service is well")
         finally:
             service.send_signal(signal.SIGTERM)
-            assert service.wait(60) == 0
+            assert service.wait(PATIENCE_S) == 0
     assert not is_well(image, env), "nobody is there any more"
 
 
 def is_well(image: Image, env: dict[str, str]) -> bool:
     """What HEALTHCHECK says."""
     with image.start(image.command("HEALTHCHECK"), env) as probe:
-        output, _ = probe.communicate(timeout=60)
+        output, _ = probe.communicate(timeout=PATIENCE_S)
     assert probe.returncode in (0, 1) and not output, output
     return probe.returncode == 0
 

@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-AFTER_S = {"accept": 0.01, "encode": 0.5, "transfer": 0.15, "decode": 2.0}
+AFTER_S = {"accept": 0.01, "encode": 0.5, "transfer": 0.15, "decode": 60.0}
 """When a request of each stage is cut off at the latest; in decode, after a few tokens."""
 _LEAVES = 0.3  # at each token
 
@@ -33,10 +33,15 @@ class Deserter:
         self._draw.shuffle(stages)
         return stages
 
-    async def abort(self, request: dict[str, Any], stage: str) -> None:
-        """Sends a streamed request and leaves it."""
+    async def abort(
+        self, request: dict[str, Any], stage: str, *, when: asyncio.Event | None = None
+    ) -> None:
+        """Sends a streamed request and leaves it: after a while, or when it is told to."""
         task = asyncio.create_task(self._read_some(request, stage))
-        await asyncio.wait((task,), timeout=AFTER_S[stage] * self._draw.uniform(0.2, 1.0))
+        if when is not None:
+            await when.wait()
+        else:
+            await asyncio.wait((task,), timeout=AFTER_S[stage] * self._draw.uniform(0.2, 1.0))
         task.cancel()
         (left,) = await asyncio.gather(task, return_exceptions=True)
         self.cut[stage] += isinstance(left, asyncio.CancelledError) or left is True

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import PATIENCE_S, Cluster
 from tests.integration.media import circle
 
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
@@ -20,7 +20,7 @@ COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 def open_client() -> httpx.AsyncClient:
     """A connection of its own for every request."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=90, limits=limits)
+    return httpx.AsyncClient(timeout=180, limits=limits)
 
 
 def unique(index: int, side: int = 112) -> Image.Image:
@@ -73,12 +73,12 @@ async def answers(cluster: Cluster, client: httpx.AsyncClient, requests: list[An
     return list(await asyncio.gather(*(answer(client, cluster.url, r) for r in requests)))
 
 
-async def eventually(condition: Any, seconds: float) -> None:
+async def eventually(condition: Any, seconds: float = PATIENCE_S) -> None:
     """`Cluster.until` beside running requests."""
     await asyncio.to_thread(Cluster.until, condition, seconds)
 
 
-async def empty(find: Callable[[], dict[str, Any]], seconds: float) -> None:
+async def empty(find: Callable[[], dict[str, Any]], seconds: float = PATIENCE_S) -> None:
     """Polls until nothing is found; fails with what is."""
     async with asyncio.timeout(seconds + 10):
         deadline = time.monotonic() + seconds

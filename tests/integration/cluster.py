@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import signal
 import socket
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.integration.stack import Service, Stack
 
 ENCODER_FLAGS = ("--max-batch-patches", "1")
 """One item a forward, so that delays are per item."""
+PATIENCE_S = 90.0
+"""For what must come true, on a machine however busy; no test says how soon it does."""
 
 
 @dataclass
@@ -47,7 +50,12 @@ class Node:
 
     def kill(self) -> None:
         self.service.kill(signal.SIGKILL)
-        self.service.process.wait(10)
+        self.service.process.wait(60)
+
+    def num_computed(self) -> int:
+        """Tokens, by a decoder."""
+        found = [line for line in self.service.lines if line.startswith("computed ")]
+        return sum(int(line.split()[1]) for line in found)
 
     def num_encoded(self) -> int:
         return sum(line.startswith("encoded ") for line in self.service.lines)
@@ -77,17 +85,22 @@ class Cluster:
                 node.service.wait_ready()
             self.gateway = self.start_gateway(self.encoders, self.decoders)
             self.url = f"http://{self.gateway.address}"
-            self.until(lambda: self.num_ready() == self.num_nodes, 20)
             undo.pop_all()
 
     def start_gateway(self, encoders: list[Node], decoders: list[Node], *flags: str) -> Service:
         """Another gateway before some of the services."""
         urls = [("--encoder-urls", e.address) for e in encoders]
         urls += [("--decoder-urls", d.address) for d in decoders]
-        return self.stack.start("gateway", *(f for pair in urls for f in pair), *flags).wait_ready()
+        return self.stack.start(
+            "gateway", *(f for pair in urls for f in pair), *flags
+        ).wait_in_use()
 
     def slow_down(self, **seconds: float) -> None:
-        """Seconds per item: `all`, or by number of patches (p576=2.0); per token: `token`."""
+        """Seconds per item: `all`, or by number of patches (p576=2.0); per token: `token`.
+
+        What is being waited for already takes as long as is said now: `HOLD` stops it, and less
+        lets it go.
+        """
         named = {name.removeprefix("p"): value for name, value in seconds.items()}
         delays.write(self._delays, named)
 
@@ -99,7 +112,7 @@ class Cluster:
             self.revive(node)
         for node in dead:
             node.service.wait_ready()
-        self.until(lambda: self.num_ready() == self.num_nodes, 20)
+        self.until(lambda: self.num_ready() == self.num_nodes)
 
     def revive(self, node: Node) -> Service:
         """Starts the service again; does not wait."""
@@ -112,7 +125,8 @@ class Cluster:
         return len(self.encoders) + len(self.decoders)
 
     def close(self) -> None:
-        """Ends all, also what a test has stopped."""
+        """Ends all, also what a test has stopped or held."""
+        self.slow_down()
         for node in (*self.encoders, *self.decoders):
             if node.alive:
                 node.service.kill(signal.SIGCONT)
@@ -120,7 +134,7 @@ class Cluster:
 
     def num_ready(self) -> int:
         """Services that the gateway uses."""
-        endpoints = httpx.get(f"{self.url}/ready").json()["endpoints"]
+        endpoints = httpx.get(f"{self.url}/ready", timeout=60).json()["endpoints"]
         return sum(endpoint["ready"] for endpoint in endpoints)
 
     def metrics(self) -> dict[str, float]:
@@ -128,7 +142,7 @@ class Cluster:
         return scrape(f"{self.url}/metrics")
 
     @staticmethod
-    def until(condition: Callable[[], object], seconds: float) -> None:
+    def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
         """Polls; fails when it does not come true in time."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -159,9 +173,26 @@ def total(samples: dict[str, float], name: str) -> float:
 
 
 def free_port() -> int:
-    """Below those that the kernel deals out: none of them is taken before it is bound again."""
+    """A TCP port nobody listens on, and that nobody else gets while this process lives.
+
+    Below those that the kernel deals out. A UDP socket of the same number says to others who look
+    for a port here, in any process, that it has been dealt out: a service binds it only later.
+    """
     while True:
         port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        mark = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            mark.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("", port))
+        except OSError:
+            mark.close()
+            continue
+        _marks().append(mark)
+        return port
+
+
+@functools.cache
+def _marks() -> list[socket.socket]:
+    """Of all ports dealt out by this process."""
+    return []

@@ -1,12 +1,11 @@
 """The real encoder, slowed on command: `python -m tests.integration.delayed_encoder`.
 
-Before each item it sleeps as long as `delays` says, for all items or for items of so many patches,
-and it prints a line after each: `encoded <patches>`.
+Before each item it says `encoding <patches>` and sleeps as long as `delays` says, for all items or
+for items of so many patches; and it prints a line after each: `encoded <patches>`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,9 +30,10 @@ class DelayedRunner:
         self, batch: Sequence[PreparedUnit], *, segment_rows: int
     ) -> Sequence[tuple[RowBuffer, ...] | RunFailure]:
         """See `encoder_svc.work.Runner`."""
-        seconds = delays.read()
         for unit in batch:
-            time.sleep(seconds.get(str(unit.grid.patches), seconds.get("all", 0.0)))
+            name = str(unit.grid.patches)
+            print(f"encoding {name}", flush=True)
+            delays.wait(lambda file, name=name: file.get(name, file.get("all", 0.0)))  # type: ignore[misc]
         outcome = self._runner.run(batch, segment_rows=segment_rows)
         for unit in batch:
             print(f"encoded {unit.grid.patches}", flush=True)

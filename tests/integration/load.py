@@ -24,7 +24,7 @@ def picture(number: int) -> str:
 
 
 def _client() -> httpx.Client:
-    return httpx.Client(timeout=60)
+    return httpx.Client(timeout=180)
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Load:
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _number: int = 0
+    _open: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ending: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -52,8 +53,14 @@ class Load:
         """Returns when what was asked has been answered."""
         self._ending.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(180)
             assert not thread.is_alive(), "a request hangs"
+
+    def turn_over(self) -> Callable[[], bool]:
+        """Says whether all that is under way at this moment has ended."""
+        with self._lock:
+            before = set(self._open)
+        return lambda: not before & self._open
 
     def _client(self) -> None:
         while not self._ending.is_set():
@@ -66,8 +73,10 @@ class Load:
         with self._lock:
             self._number += 1
             number = self._number
+            self._open.add(number)
         problem = self._ask(client, number)
         with self._lock:
+            self._open.remove(number)
             self.answered += not problem
             if problem:
                 self.failures.append(f"request {number}: {problem}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tests.integration.cluster import Cluster
@@ -41,8 +42,7 @@ def resources(cluster: Cluster) -> dict[str, int]:
         process = Path(f"/proc/{pid}")
         found[f"{role} {pid} threads"] = len(list((process / "task").iterdir()))
         found[f"{role} {pid} files"] = len(list((process / "fd").iterdir()))
-        children = [task / "children" for task in (process / "task").iterdir()]
-        found[f"{role} {pid} children"] = sum(len(c.read_text().split()) for c in children)
+        found[f"{role} {pid} children"] = _num_children(process)
     return found
 
 
@@ -50,3 +50,11 @@ def grown(cluster: Cluster, baseline: dict[str, int]) -> dict[str, int]:
     """By how much `resources` are above the baseline, leaving two of each to chance."""
     now = resources(cluster)
     return {name: now[name] - count for name, count in baseline.items() if now[name] > count + 2}
+
+
+def _num_children(process: Path) -> int:
+    found = 0
+    for task in (process / "task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # threads end at any time
+            found += len((task / "children").read_text().split())
+    return found

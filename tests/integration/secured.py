@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.integration.certificates import NAME, Authority, Identity
-from tests.integration.cluster import Cluster, free_port
+from tests.integration.cluster import PATIENCE_S, Cluster, free_port
 from tests.integration.ports import Port, listening
 from tests.integration.stack import Service, Stack
 
@@ -19,6 +20,7 @@ STRANGERS = ("nothing", "plain text", "another CA", "expired")
 HTTP1 = b"GET /metrics HTTP/1.0\r\n\r\n"
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 OPEN = ("--host", "0.0.0.0", "--advertise-host", "127.0.0.1")  # as in a pod
+ANSWER_S = 30.0  # who says nothing for so long has refused
 _ALERT = 21  # a record of TLS that says no
 
 
@@ -39,7 +41,7 @@ class Secured:
         several = ("--workers", "2", "--metrics-port", str(free_port()))
         self.several = self.start("gateway", *peers, *several).wait_ready()
         self.url = f"https://{local(self.gateway.address)}"
-        Cluster.until(lambda: self.num_ready() == 4, 20)
+        self.until_in_use()
 
     @property
     def services(self) -> tuple[Service, ...]:
@@ -55,7 +57,7 @@ class Secured:
     def restart(self, service: Service, *flags: str) -> Service:
         """The same at the same port, with its files as they are now."""
         service.process.terminate()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(PATIENCE_S) == 0
         port = service.address.rpartition(":")[2]
         return self.start(service.name, *flags, "--port", port).wait_ready()
 
@@ -63,18 +65,34 @@ class Secured:
         """All that anybody can reach from outside, or only from this machine."""
         return {port for service in self.services for port in listening(service.process.pid)}
 
-    def num_ready(self) -> int:
+    def until_in_use(self) -> None:
+        """Waits until both gateways use all four: each of several workers, as ten in a row say."""
+        for gateway, times in ((self.gateway, 1), (self.several, 10)):
+            url = f"https://{local(gateway.address)}/ready"
+            for _ in range(times):
+                Cluster.until(lambda url=url: self._num_ready(url) == 4)  # type: ignore[misc]
+
+    def _num_ready(self, url: str) -> int:
+        """By a connection of its own."""
         with self.user() as user:
-            endpoints = user.get(f"{self.url}/ready").json()["endpoints"]
+            endpoints = user.get(url).json()["endpoints"]
         return sum(endpoint["ready"] for endpoint in endpoints)
 
     def user(self, identity: Identity | None = None) -> httpx.Client:
         """A client with a certificate; it knows services by the name that theirs holds."""
         shown = identity or self.identities["user"]
-        context = ssl.create_default_context(cafile=str(shown.ca))
-        context.check_hostname = False
-        context.load_cert_chain(shown.certificate, shown.key)
-        return httpx.Client(verify=context, timeout=60)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            context = ssl.create_default_context(cafile=str(shown.ca))
+            context.check_hostname = False
+            try:
+                context.load_cert_chain(shown.certificate, shown.key)
+                break
+            except ssl.SSLError:  # they are just being replaced, one after the other
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+        return httpx.Client(verify=context, timeout=180)
 
     def identity_of(self, who: str) -> Identity | None:
         """What a client shows; it believes in the services' CA in any case."""
@@ -88,7 +106,9 @@ class Secured:
         """What a port says to who knocks, by HTTP/2 if it likes, else HTTP/1; empty: refused."""
         try:
             with ExitStack() as opened:
-                stream = opened.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+                stream = opened.enter_context(
+                    socket.create_connection(("127.0.0.1", port), ANSWER_S)
+                )
                 if who == "plain text":
                     return self._plain(stream, HTTP1) + self._plain_again(port)
                 context = ssl.create_default_context(cafile=str(self.ours.certificate))
@@ -103,7 +123,7 @@ class Secured:
             return b""
 
     def _plain_again(self, port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), 5) as stream:
+        with socket.create_connection(("127.0.0.1", port), ANSWER_S) as stream:
             return self._plain(stream, HTTP2)
 
     @staticmethod

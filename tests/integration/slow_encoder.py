@@ -1,6 +1,7 @@
 """An encoder whose tower takes its time and no core: `python -m tests.integration.slow_encoder`.
 
-Flags as for `python -m encoder_svc`. Everything but the tower is real.
+Flags as for `python -m encoder_svc`. Everything but the tower is real; how long it takes, `delays`
+says.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 from encoder_svc.worker import Parts, serve_worker
 from tests.fake_runner import FakeRunner
+from tests.integration.delayed_encoder import DelayedRunner
 
-SECONDS_PER_PATCH = 300e-6
 HIDDEN_SIZE = 8
 
 
@@ -25,7 +26,7 @@ def main(config: EncoderConfig) -> None:
 def load(config: EncoderConfig) -> Parts:
     model_dir = resolve_model(config.model)
     return Parts(
-        runner=FakeRunner(hidden_size=HIDDEN_SIZE, delay_per_patch_s=SECONDS_PER_PATCH),
+        runner=DelayedRunner(FakeRunner(hidden_size=HIDDEN_SIZE)),
         processor=Processor(*read_settings(model_dir)),
         tower_digest=tower_digest(model_dir),
         processor_digest=processor_digest(model_dir),

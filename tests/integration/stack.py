@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,9 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _READY = re.compile(r"^chiasm-ready role=(\w+) address=(\S+)(?: grpc=(\S+))?")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -39,13 +43,33 @@ class Service:
                     self.address, self.grpc = match.group(2), match.group(3) or ""
                     self.ready.set()
 
-    def wait_ready(self, timeout_s: float = 90.0) -> Service:
+    def wait_ready(self, timeout_s: float = 180.0) -> Service:
         """Blocks until the ready line; fails with the output if the process dies first."""
         deadline = time.monotonic() + timeout_s
         while not self.ready.wait(0.05):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name} is not ready:\n" + "\n".join(self.lines[-40:]))
         return self
+
+    def wait_in_use(self, timeout_s: float = 180.0) -> Service:
+        """`wait_ready`, and until this gateway uses every peer that it was told of."""
+        self.wait_ready(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not (found := self._endpoints()) or not all(one["ready"] for one in found):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} does not use all of {found}")
+            time.sleep(0.05)
+        return self
+
+    def _endpoints(self) -> list[dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/ready", timeout=30) as reply:
+                page = reply.read()
+        except urllib.error.HTTPError as refusal:  # 503: none is in use
+            with refusal:
+                page = refusal.read()
+        found: list[dict[str, Any]] = json.loads(page)["endpoints"]
+        return found
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Sends a signal."""
@@ -79,7 +103,7 @@ class Stack:
         return service
 
     def start_all(self, encoders: int = 2, *gateway_flags: str) -> Service:
-        """Starts everything and returns the gateway, ready."""
+        """Starts everything and returns the gateway, which uses all of it."""
         workers = [self.start("encoder_svc") for _ in range(encoders)]
         workers.append(self.start("decoder_svc"))
         for worker in workers:
@@ -88,7 +112,7 @@ class Stack:
         for worker in workers[:-1]:
             flags += ["--encoder-urls", worker.address]
         flags += ["--decoder-urls", workers[-1].address]
-        return self.start("gateway", *flags, *gateway_flags).wait_ready()
+        return self.start("gateway", *flags, *gateway_flags).wait_in_use()
 
     def stop(self) -> dict[str, int]:
         """SIGTERM to all, gateway first; returns exit codes by name and index."""
@@ -98,10 +122,10 @@ class Stack:
                 service.process.terminate()
         for index, service in enumerate(self.services):
             try:
-                codes[f"{service.name}-{index}"] = service.process.wait(20)
+                codes[f"{service.name}-{index}"] = service.process.wait(60)
             except subprocess.TimeoutExpired:
                 service.process.kill()
-                codes[f"{service.name}-{index}"] = service.process.wait(5)
+                codes[f"{service.name}-{index}"] = service.process.wait(60)
             if service.reader is not None:
-                service.reader.join(5)
+                service.reader.join(60)
         return codes

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from chiasm.cli.demo import FEWEST_QUESTIONS
 from chiasm.demo import demo_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(400)
 def test_the_demo_answers_every_question_rightly() -> None:
     cases = demo_cases()
     assert len(cases) >= FEWEST_QUESTIONS
@@ -20,7 +23,7 @@ def test_the_demo_answers_every_question_rightly() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

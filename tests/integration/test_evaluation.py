@@ -30,15 +30,15 @@ def endpoint_() -> Iterator[Endpoint]:
         encoder = stack.start("encoder_svc")
         decoder = stack.start("decoder_svc", "--tp-size", "2", "--pp-size", "2")
         urls = ["--encoder-urls", encoder.wait_ready().address]
-        urls += ["--decoder-urls", decoder.wait_ready(180).address]
-        gateway = stack.start("gateway", *urls).wait_ready()
+        urls += ["--decoder-urls", decoder.wait_ready().address]
+        gateway = stack.start("gateway", *urls).wait_in_use()
         with closing(Endpoint(f"http://{gateway.address}")) as found:
             yield found
     finally:
         stack.stop()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_unseen_questions_of_every_task(endpoint: Endpoint) -> None:
     scores = [score(endpoint, task, count=COUNT, clients=16) for task in TASKS]
     mistakes = [f"{one.task}: {mistake}" for one in scores for mistake in one.mistakes]
@@ -47,7 +47,7 @@ def test_unseen_questions_of_every_task(endpoint: Endpoint) -> None:
     assert sum(one.right for one in scores) >= BAR * COUNT * len(TASKS), mistakes
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_answers_are_those_of_transformers(endpoint: Endpoint) -> None:
     torch.set_num_threads(1)
     reference = Checkpoint(checkpoint_dir())

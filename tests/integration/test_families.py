@@ -15,7 +15,7 @@ from tests.parity.harness import QUESTION, File, Served, request
 from tests.parity.test_families import PROMPTS
 from tests.unit.decoder.rig import Rig
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 NUM_TOKENS = 24
 
 

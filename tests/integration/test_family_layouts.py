@@ -20,7 +20,7 @@ from tests.parity.harness import QUESTION, File, Served
 from tests.parity.test_families import PROMPTS
 from tests.parity.test_family_layouts import CHUNK, WHOLE, Setting, every, prepared
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 NUM_TOKENS = 16
 COVER: tuple[tuple[str, Setting], ...] = (
     ("Qwen3-VL MoE", (2, 2, 2, CHUNK, True)),

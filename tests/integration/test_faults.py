@@ -11,12 +11,13 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.integration import delays
 from tests.integration.aborts import Deserter
 from tests.integration.asking import (
     answer,
@@ -28,7 +29,7 @@ from tests.integration.asking import (
     pieces,
     unique,
 )
-from tests.integration.cluster import Cluster, Node, scrape, total
+from tests.integration.cluster import PATIENCE_S, Cluster, Node, scrape, total
 from tests.integration.media import circle, image_part, text_part
 from tests.integration.residue import grown, held, resources
 
@@ -37,11 +38,12 @@ NUM_PICTURES = 50
 NUM_STREAMS = 20
 NUM_ABORTS = 1000
 BURST = 200
-DELAY_S = 2.0  # of the second picture
-TOKEN_S = 0.001  # of each token: all before the second picture take less than it does
+TOKEN_S = 0.004  # of each token
+STORM_TOKEN_S = 0.003  # the same, so that 160 tokens of ten streams take five seconds
+ATTEMPTS = 8  # at what the rest of the machine may disturb
 CANCELLED = 'chiasm_encoder_requests_total{outcome="cancelled"}'
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,11 @@ async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_enco
 ) -> None:
     """Beside the same prompt with the slow picture in front, where nothing can be prefilled early.
 
-    What counts of a request is its own timeline: from the slow picture's rows to the first token.
-    What else this machine does only adds to it, so the least of each counts, until it shows.
+    The slow picture's encode ends only when the decoders have computed all they can without its
+    rows: how many tokens are left then is the claim, whatever the time. Of the time from there to
+    the first token at least half of what those tokens take must be saved; what else this machine
+    does only adds to it, so the least of each counts, until it shows.
     """
-    cluster.slow_down(p256=DELAY_S, token=TOKEN_S)
     words = "The quick brown fox jumps over the lazy dog. " * 40
     prose, first, second = text_part(words), image_part(unique(1)), image_part(unique(2, 224))
 
@@ -78,61 +81,77 @@ async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_enco
         reply = (await client.post(f"{cluster.url}/v1/chat/completions", json=request)).json()
         return dict(reply["timings"]), int(reply["usage"]["prompt_tokens"])
 
-    async def rest(salt: str, *parts: object) -> tuple[float, int]:
-        """Milliseconds from the slow picture's rows to the first token, and as above."""
+    def waiting() -> float:
+        return sum(node.metrics()["chiasm_waiting_tokens"] for node in cluster.decoders)
+
+    def computed() -> int:
+        return sum(node.num_computed() for node in cluster.decoders)
+
+    async def rest(salt: str, *parts: object, early: int) -> tuple[float, int]:
+        """Milliseconds from the slow picture's rows to the first token, and how many tokens were
+        left then: the picture is held until the others are computed."""
+        cluster.slow_down(p256=delays.HOLD, token=TOKEN_S)
         await timings(salt, first)  # its rows are at hand from now on
-        told, num_tokens = await timings(salt, *parts, SHAPES)
-        assert told["encode"] >= DELAY_S * 1e3
-        return told["first_token"] - told["fetch"] - told["plan"] - told["encode"], num_tokens
+        before = computed()
+        running = asyncio.create_task(timings(salt, *parts, SHAPES))
+        await eventually(lambda: waiting() >= 64 and computed() - before >= early)
+        left = num_tokens - (computed() - before)
+        assert not running.done()
+        cluster.slow_down(token=TOKEN_S)
+        told, _ = await running
+        return told["first_token"] - told["fetch"] - told["plan"] - told["encode"], left
 
-    async def num_waiting() -> float:
-        samples = await asyncio.gather(*(asyncio.to_thread(d.metrics) for d in cluster.decoders))
-        return sum(sample["chiasm_waiting_tokens"] for sample in samples)
-
+    cluster.slow_down()
+    _, num_tokens = await timings("size", prose, first, second, SHAPES)
     overlapped_ms = apart_ms = math.inf
-    for attempt in range(5):
-        running = asyncio.create_task(rest(f"overlap {attempt}", prose, first, second))
-        waiting = []
-        while not running.done():
-            waiting.append(await num_waiting())
-            await asyncio.sleep(0.1)
-        took_ms, num_tokens = await running
+    for attempt in range(ATTEMPTS):
+        # Only the second picture's rows and what follows them are left to prefill.
+        took_ms, left = await rest(
+            f"overlap {attempt}", prose, first, second, early=num_tokens - 64 - 64
+        )
         overlapped_ms = min(overlapped_ms, took_ms)
-        took_ms, _ = await rest(f"apart {attempt}", second, prose, first)
+        took_ms, all_left = await rest(f"apart {attempt}", second, prose, first, early=0)
         apart_ms = min(apart_ms, took_ms)
-        # Only the second picture's rows and what follows them were left to prefill.
-        left = min(tokens for tokens in waiting if tokens >= 64)
-        assert left <= 64 + 64, waiting
-        early_ms = (num_tokens - left) * TOKEN_S * 1e3
-        if apart_ms - overlapped_ms >= early_ms:
+        early_ms = (all_left - left) * TOKEN_S * 1e3
+        if apart_ms - overlapped_ms >= early_ms / 2:
             break
     print(f"overlap: {early_ms:.0f} ms prefilled early; {overlapped_ms:.0f} ms from the slow rows")
-    print(f"to the first token, apart {apart_ms:.0f} ms; tokens that waited: {waiting}")
-    assert early_ms > 1000
-    assert apart_ms - overlapped_ms >= early_ms
+    print(f"to the first token, apart {apart_ms:.0f} ms; {left} and {all_left} tokens left")
+    assert left <= 64 + 64 and all_left - left > 1000
+    assert apart_ms - overlapped_ms >= early_ms / 2 > 2000
 
 
 async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
-    """E01: one encoder, one decoder, 200 different pictures at once."""
-    cluster.slow_down(all=0.05)
+    """E01: one encoder, one decoder, 200 different pictures at once.
+
+    None is encoded before 20 have been refused: it is a burst however slowly it comes.
+    """
+    cluster.slow_down(all=delays.HOLD)
     ends = (cluster.encoders[:1], cluster.decoders[:1])
     gateway = cluster.start_gateway(*ends, "--queue-timeout-s", "2")  # who waits longer is refused
     url = f"http://{gateway.address}"
-    await eventually(lambda: httpx.get(f"{url}/ready").json()["images"], 20)
+    await eventually(lambda: httpx.get(f"{url}/ready", timeout=60).json()["images"])
 
-    async def outcome(index: int) -> httpx.Response:
-        request = body(image_part(unique(index, 224)), SHAPES, salt="burst", stream=False)
+    async def outcome(request: dict[str, Any]) -> httpx.Response:
         return await client.post(f"{url}/v1/chat/completions", json=request)
 
+    requests = [
+        body(image_part(unique(index, 224)), SHAPES, salt="burst", stream=False)
+        for index in range(BURST)
+    ]
     began = time.perf_counter()
     texts = [
         answer(client, url, body(text_part(f"Who are you? {i}"), salt="burst")) for i in range(20)
     ]
-    replies, _ = await asyncio.gather(
-        asyncio.gather(*(outcome(index) for index in range(BURST))), asyncio.gather(*texts)
-    )
+    pictures = [asyncio.create_task(outcome(request)) for request in requests]
+    await asyncio.gather(*texts)
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(task.done() for task in pictures) < 20:
+            await asyncio.sleep(0.05)
+    cluster.slow_down()
+    replies = await asyncio.gather(*pictures)
     took_s = time.perf_counter() - began
     gateway.kill(signal.SIGTERM)
     codes = Counter(reply.status_code for reply in replies)
@@ -142,32 +161,53 @@ async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
     refused = [reply for reply in replies if reply.status_code != 200]
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
     assert took_s < 60
-    assert gateway.process.wait(20) == 0
+    assert gateway.process.wait(PATIENCE_S) == 0
 
 
 async def test_a_thousand_aborts_leave_nothing_behind(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
-    """E05: before it is accepted, in encode, in transfer, in decode."""
+    """E05: before it is accepted, in encode, in transfer, in decode.
+
+    Encodes are held until all that are to be left there have come to the encoders.
+    """
     deserter = Deserter(cluster.gateway.address, seed=5)
     cached = [image_part(unique(index, 224)) for index in range(4)]
 
     def request(index: int, stage: str) -> dict[str, Any]:
-        side = 140 if stage == "encode" else 112  # 100 patches, or 64
-        picture = cached[index % 4] if stage == "transfer" else image_part(unique(index, side))
+        fresh = {"accept": 112, "encode": 140}  # 64 patches, or 100
+        picture = image_part(unique(index, fresh[stage])) if stage in fresh else cached[index % 4]
         lead = text_part(f"{index} of {stage}. ")
-        return body(lead, picture, SHAPES, salt="aborts", max_tokens=64, ignore_eos=True)
+        tokens = 256 if stage == "decode" else 64
+        return body(lead, picture, SHAPES, salt="aborts", max_tokens=tokens, ignore_eos=True)
+
+    def pending() -> float:
+        return sum(node.metrics()["chiasm_encoder_pending_patches"] for node in cluster.encoders)
+
+    async def batch(chosen: list[tuple[int, str]]) -> None:
+        cluster.slow_down(p100=delays.HOLD)
+        there = asyncio.Event()
+        leaving: list[asyncio.Task[None]] = []
+        encodes: list[asyncio.Task[None]] = []
+        for index, stage in chosen:
+            when = there if stage == "encode" else None
+            task = asyncio.create_task(deserter.abort(request(index, stage), stage, when=when))
+            (encodes if stage == "encode" else leaving).append(task)
+        await eventually(lambda: pending() >= 100 * len(encodes))
+        there.set()
+        await asyncio.gather(*encodes)
+        cluster.slow_down()
+        await asyncio.gather(*leaving)
 
     stages = deserter.stages(NUM_ABORTS)
     jobs = [body(picture, SHAPES, salt="aborts") for picture in cached * 12]
     before = await answers(cluster, client, jobs)  # warms every pool of threads, too
-    await empty(lambda: held(cluster), 10)
+    await empty(lambda: held(cluster))
     baseline = resources(cluster)
-    cluster.slow_down(p100=0.1)
     counted = [node.metrics() for node in cluster.encoders]
     for at in range(0, NUM_ABORTS, 40):
-        batch = list(enumerate(stages[at : at + 40], at))
-        await asyncio.gather(*(deserter.abort(request(i, stage), stage) for i, stage in batch))
+        await batch(list(enumerate(stages[at : at + 40], at)))
+    await empty(lambda: held(cluster))
     aborted = sum(
         line.endswith(" aborted") for node in cluster.decoders for line in node.service.lines
     )
@@ -178,8 +218,7 @@ async def test_a_thousand_aborts_leave_nothing_behind(
     print("aborts:", deserter.cut, "encodes:", cancelled, "in decoders:", aborted)
     assert min(deserter.cut.values()) >= NUM_ABORTS // 8
     assert cancelled >= NUM_ABORTS // 10 and aborted >= NUM_ABORTS // 10
-    await empty(lambda: held(cluster), 15)
-    await empty(lambda: grown(cluster, baseline), 15)
+    await empty(lambda: grown(cluster, baseline))
     again = [body(picture, SHAPES, salt="afterwards") for picture in cached]
     assert await answers(cluster, client, again) == before[:4]
 
@@ -197,6 +236,7 @@ async def test_twenty_streams_outlive_their_decoder(
 
     calm = await answers(cluster, client, [request(i, "calm") for i in range(NUM_STREAMS)])
     moved = total(cluster.metrics(), "chiasm_request_migrations_total")
+    cluster.slow_down(token=STORM_TOKEN_S)
     told = [0] * NUM_STREAMS
 
     async def follow(index: int) -> str:
@@ -207,12 +247,14 @@ async def test_twenty_streams_outlive_their_decoder(
         return text
 
     streams = [asyncio.create_task(follow(index)) for index in range(NUM_STREAMS)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while min(told) < 3:
             await asyncio.sleep(0.005)
+    cluster.slow_down(token=delays.HOLD)  # what runs on the victim runs until it is killed
     victim = max(cluster.decoders, key=lambda d: d.metrics()["chiasm_num_requests_running"])
     on_victim = victim.metrics()["chiasm_num_requests_running"]
     victim.kill()
+    cluster.slow_down()
     assert await asyncio.gather(*streams) == calm
     moved = total(cluster.metrics(), "chiasm_request_migrations_total") - moved
     print("decoder killed:", on_victim, "streams on it,", moved, "moved")
@@ -230,7 +272,7 @@ async def test_fifty_pictures_outlive_one_of_two_encoders(
         return [body(image_part(unique(i)), SHAPES, salt=salt) for i in range(NUM_PICTURES)]
 
     calm = await answers(cluster, client, requests("calm"))
-    cluster.slow_down(all=0.3)
+    cluster.slow_down(all=delays.HOLD)
     moves = total(cluster.metrics(), "chiasm_encode_moves_total")
     done = {node.port: node.num_encoded() for node in cluster.encoders}
     running = asyncio.create_task(answers(cluster, client, requests("storm")))
@@ -241,11 +283,14 @@ async def test_fifty_pictures_outlive_one_of_two_encoders(
     def num_open(node: Node) -> float:
         return node.metrics()["chiasm_encoder_open_encodes"]
 
-    await eventually(lambda: sum(map(num_open, cluster.encoders)) > NUM_PICTURES / 2, 30)
+    await eventually(lambda: sum(map(num_open, cluster.encoders)) == NUM_PICTURES)
     victim = max(cluster.encoders, key=num_open)
-    await eventually(lambda: num_done(victim) >= 10, 30)
+    cluster.slow_down(all=1.0)
+    await eventually(lambda: num_done(victim) >= 3)
+    cluster.slow_down(all=delays.HOLD)  # the rest of them is on it until it ends
     on_victim = num_open(victim)
     victim.service.kill(how)
+    cluster.slow_down(all=0.05)
     began = time.perf_counter()
     assert await running == calm
     moves = total(cluster.metrics(), "chiasm_encode_moves_total") - moves
@@ -258,54 +303,69 @@ async def test_fifty_pictures_outlive_one_of_two_encoders(
 async def test_a_hedge_overtakes_an_encoder_that_hangs(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
-    """Long before the encoder is known to hang: its load was told a moment ago."""
+    """Before the encoder is known to hang: its load was told a moment ago.
+
+    It is known after four seconds. On a machine so busy that no hedge is through by then, again.
+    """
     cluster.heal()
     gateway = cluster.start_gateway(
         cluster.encoders, cluster.decoders[:1], "--hedge-after-s", "0.3"
     )
     url = f"http://{gateway.address}"
-    await eventually(lambda: httpx.get(f"{url}/ready").text.count('"ready":true') == 4, 20)
+
+    def all_are_used() -> bool:
+        return httpx.get(f"{url}/ready", timeout=60).text.count('"ready":true') == 4
+
+    def counted() -> tuple[float, float, float]:
+        """Hedges sent and won, and encodes begun again."""
+        samples = scrape(f"{url}/metrics")
+        sent, won = (samples[f'chiasm_encode_hedges_total{{event="{e}"}}'] for e in ("sent", "won"))
+        return sent, won, total(samples, "chiasm_encode_moves_total")
 
     async def ask(salt: str) -> list[str]:
         requests = [body(image_part(unique(i)), SHAPES, salt=f"hedge-{salt}") for i in range(8)]
         return list(await asyncio.gather(*(answer(client, url, r) for r in requests)))
 
+    await eventually(all_are_used)
     calm = await ask("calm")
     victim = cluster.encoders[0].service
-    victim.kill(signal.SIGSTOP)
-    began = time.perf_counter()
-    try:
-        assert await ask("storm") == calm
-    finally:
-        victim.kill(signal.SIGCONT)
-    took_s = time.perf_counter() - began
-    samples = scrape(f"{url}/metrics")
-    sent, won = (samples[f'chiasm_encode_hedges_total{{event="{e}"}}'] for e in ("sent", "won"))
-    print(f"hedges: {sent} sent, {won} won, {took_s:.1f} s")
-    assert sent >= won >= 1
-    assert took_s < 4
-    await empty(lambda: held(cluster), 15)
+    for attempt in range(ATTEMPTS):
+        before = counted()
+        victim.kill(signal.SIGSTOP)
+        began = time.perf_counter()
+        try:
+            assert await ask(f"storm {attempt}") == calm
+        finally:
+            victim.kill(signal.SIGCONT)
+        took_s = time.perf_counter() - began
+        sent, won, moves = (now - then for now, then in zip(counted(), before, strict=True))
+        print(f"hedges: {sent} sent, {won} won, {moves} moves, {took_s:.1f} s")
+        if moves == 0:
+            break
+        await eventually(all_are_used)
+    assert sent >= won >= 1 and moves == 0
+    await empty(lambda: held(cluster))
     gateway.kill(signal.SIGTERM)
-    assert gateway.process.wait(20) == 0
+    assert gateway.process.wait(PATIENCE_S) == 0
 
 
 async def test_a_decoder_without_encoders_serves_text_and_says_so(
     cluster: Cluster, client: httpx.AsyncClient
 ) -> None:
     def images() -> bool:
-        return bool(httpx.get(f"{cluster.url}/ready").json()["images"])
+        return bool(httpx.get(f"{cluster.url}/ready", timeout=60).json()["images"])
 
     picture = body(image_part(circle("red")), SHAPES, salt="last", max_tokens=32)
     cluster.slow_down()
     for node in cluster.encoders:
         if node.alive:
             node.kill()
-    await eventually(lambda: not images(), 15)
+    await eventually(lambda: not images())
     ready = await client.get(f"{cluster.url}/ready")
     assert ready.status_code == 200 and ready.json()["text"]
     assert await answer(client, cluster.url, body(text_part("Who are you?"), salt="last"))
     refused = await client.post(f"{cluster.url}/v1/chat/completions", json=picture)
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
     cluster.revive(cluster.encoders[0]).wait_ready()
-    await eventually(images, 10)
+    await eventually(images)
     assert "red circle" in await answer(client, cluster.url, picture)

@@ -24,7 +24,7 @@ def post(base_url: str, *parts: object, **options: object) -> httpx.Response:
         "max_tokens": 24,
         **options,
     }
-    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=180)
 
 
 def good(base_url: str) -> None:

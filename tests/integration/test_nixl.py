@@ -16,7 +16,7 @@ from tests.integration.cluster import free_port, scrape, total
 from tests.integration.stack import Service, Stack
 from tests.integration.test_lost_ranks import Family, wait_for
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 PICTURE = sorted((Path(demo.__file__).parent / "pictures").glob("*.png"))[0]
 TWO = ("--tp-size", "2", "--num-threads", "1", "--max-model-len", "512")
@@ -32,13 +32,13 @@ class Services:
         self.stack.env = {}
         self.decoders = [self.stack.start("decoder_svc", *flags) for flags in decoders]
         for service in (encoder, *self.decoders):
-            service.wait_ready(180)
+            service.wait_ready()
         self.gateways: list[Service] = []
         for decoder in self.decoders:
             urls = ("--encoder-urls", encoder.address, "--decoder-urls", decoder.address)
             self.gateways.append(self.stack.start("gateway", *urls))
         for gateway in self.gateways:
-            gateway.wait_ready(180)
+            gateway.wait_in_use()
 
     def ask(self, salt: str, which: int = 0) -> str:
         data = base64.b64encode(PICTURE.read_bytes()).decode()
@@ -54,7 +54,7 @@ class Services:
             "cache_salt": salt,
         }
         url = f"http://{self.gateways[which].address}/v1/chat/completions"
-        reply = httpx.post(url, json=body, timeout=120)
+        reply = httpx.post(url, json=body, timeout=300)
         assert reply.status_code == 200, reply.text
         return str(reply.json()["choices"][0]["message"]["content"])
 
@@ -106,8 +106,8 @@ def test_a_lost_rank_takes_rows_with_it_but_no_request(services: list[Services])
     before = each.ask("before")
     os.kill(Family(each.decoders[0].process.pid).ranks[0], signal.SIGKILL)
     ready = f"http://{each.gateways[0].address}/ready"
-    wait_for(lambda: httpx.get(ready).status_code != 200, 120)
-    wait_for(lambda: httpx.get(ready).status_code == 200, 120)
+    wait_for(lambda: httpx.get(ready, timeout=60).status_code != 200)
+    wait_for(lambda: httpx.get(ready, timeout=60).status_code == 200)
     assert each.ask("after") == before
     assert each.sent().keys() == {"DRAM"} and not each.unwritten()
 

@@ -23,7 +23,7 @@ def guarded(stack: Stack) -> Iterator[Service]:
             flags += ["--decoder-urls", service.address]
     other = Stack("demo")
     try:
-        yield other.start("gateway", *flags).wait_ready()
+        yield other.start("gateway", *flags).wait_in_use()
     finally:
         other.stop()
 
@@ -75,7 +75,7 @@ def test_no_private_address_is_dialled(
     response = httpx.post(
         f"http://{guarded.address}/v1/chat/completions",
         json={"model": "demo", "messages": [{"role": "user", "content": content}]},
-        timeout=30,
+        timeout=180,
     )
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith("messages[0].content[0]")

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,21 +22,22 @@ import httpx
 import pytest
 
 from chiasm.demo import checkpoint_dir
-from tests.integration.cluster import free_port, scrape, total
+from tests.integration.cluster import PATIENCE_S, free_port, scrape, total
 from tests.integration.media import image_part, text_part
 from tests.integration.stack import Service, Stack
-from tests.integration.test_lost_ranks import Family
+from tests.integration.test_lost_ranks import Family, wait_for
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 STREAMS = 50
 TOKENS = 48
 PRE_STOP_S = 1.0
-GRACE_S = 60.0
+DRAIN_S, GRACE_S = 100.0, 120.0
 PICTURES = {
     "red_circle.png": "The picture shows a red circle.",
     "purple_cross.png": "The picture shows a purple cross.",
 }
+DRAIN = ("--drain-s", str(DRAIN_S))
 RANKS = ("--num-threads", "1", "--kv-blocks", "256", "--max-model-len", "512")
 
 
@@ -45,6 +47,8 @@ class Crowd:
 
     gateways: list[Service] = field(default_factory=list)
     open: int = 0
+    open_at: Counter[str] = field(default_factory=Counter)
+    """Of these, by the gateway's address."""
     whole: int = 0
     broken: list[str] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
@@ -54,10 +58,10 @@ class Crowd:
         """All streams are open when the block begins, and have ended when it is over."""
         ending = asyncio.Event()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+        async with httpx.AsyncClient(timeout=300, limits=limits) as http:
             tasks = [asyncio.create_task(self._client(http, ending)) for _ in range(STREAMS)]
             try:
-                await self.until(lambda: self.open == STREAMS or bool(self.broken), 60)
+                await self.until(lambda: self.open == STREAMS or bool(self.broken))
                 yield
                 assert self.whole >= STREAMS or self.broken, "too few for a claim"
             finally:
@@ -68,7 +72,7 @@ class Crowd:
     async def more(self, count: int) -> None:
         """Waits for so many whole streams more."""
         goal = self.whole + count
-        await self.until(lambda: self.whole >= goal or bool(self.broken), 120)
+        await self.until(lambda: self.whole >= goal or bool(self.broken))
 
     async def busy(self) -> None:
         """Waits for an instant at which more than half of the clients have a stream open.
@@ -76,11 +80,11 @@ class Crowd:
         Clients fall into step with each other, so that at some instants most are between two
         streams. What is done next, without awaiting anything, is done while that many are open.
         """
-        await self.until(lambda: self.open > STREAMS / 2 or bool(self.broken), 120)
+        await self.until(lambda: self.open > STREAMS / 2 or bool(self.broken))
 
     @staticmethod
-    async def until(condition: Any, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(4 * PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.02)
 
@@ -118,6 +122,7 @@ class Crowd:
             if reply.status_code != 200:
                 return f"{reply.status_code} {(await reply.aread())[:200]!r}"
             self.open += 1
+            self.open_at[url] += 1
             try:
                 async for line in reply.aiter_lines():
                     done = done or line == "data: [DONE]"
@@ -129,6 +134,7 @@ class Crowd:
                         text += "".join(c["delta"].get("content") or "" for c in event["choices"])
             finally:
                 self.open -= 1
+                self.open_at[url] -= 1
         right = done and usage == TOKENS and text.startswith(PICTURES[name])
         return "" if right else f"done={done} usage={usage} {text!r}"
 
@@ -156,14 +162,14 @@ class Pods:
         peers: list[str] = []
         for role, flag in (("encoder_svc", "--encoder-urls"), ("decoder_svc", "--decoder-urls")):
             peers += [f"{flag}=127.0.0.1:{port}" for port in self.ports[role]]
-        service = self.stack.start("gateway", *peers)
+        service = self.stack.start("gateway", *peers, *DRAIN)
         await asyncio.to_thread(service.wait_ready)
         await self.seen_by([service])
         return service
 
     async def seen_by(self, gateways: list[Service]) -> None:
         """Waits until they use all pods."""
-        async with httpx.AsyncClient() as http, asyncio.timeout(30):
+        async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(PATIENCE_S):
             for gateway in gateways:
                 while True:
                     reply = await http.get(f"http://{gateway.address}/ready")
@@ -179,20 +185,22 @@ class Pods:
 
     def _start(self, role: str, port: int) -> None:
         flags = self.flags.get(port, ())
-        self.services[port] = self.stack.start(role, "--port", str(port), *flags)
+        self.services[port] = self.stack.start(role, "--port", str(port), *DRAIN, *flags)
 
 
 async def end(service: Service, crowd: Crowd) -> None:
     """PreStop, SIGTERM while most clients have a stream open, an orderly exit."""
     await asyncio.sleep(PRE_STOP_S)
     await crowd.busy()
-    open_streams = crowd.open
+    open_streams, own = crowd.open, crowd.open_at[f"http://{service.address}"]
     service.kill(signal.SIGTERM)
     began = time.monotonic()
     assert await asyncio.to_thread(service.process.wait, GRACE_S) == 0, service.lines[-5:]
     assert open_streams > STREAMS / 2 or crowd.broken
     gone_s = time.monotonic() - began
-    print(f"{service.name}: SIGTERM with {open_streams} streams open, gone {gone_s:.1f} s later")
+    through = f", {own} of them through it" if service.name == "gateway" else ""
+    print(f"{service.name}: SIGTERM with {open_streams} streams open{through}, gone", end=" ")
+    print(f"{gone_s:.1f} s later")
 
 
 @pytest.fixture
@@ -215,6 +223,7 @@ async def test_every_role_is_replaced_under_fifty_streams(pods: Pods) -> None:
         for old in tuple(crowd.gateways):
             await crowd.more(10)
             crowd.gateways.append(await pods.gateway())
+            await crowd.busy()
             crowd.gateways.remove(old)
             await end(old, crowd)
         await crowd.more(STREAMS)
@@ -222,22 +231,40 @@ async def test_every_role_is_replaced_under_fifty_streams(pods: Pods) -> None:
 
 
 async def test_streams_of_a_decoder_that_lost_a_rank_move_to_the_other(pods: Pods) -> None:
-    wide = pods.ports["decoder_svc"][0]
-    pods.flags[wide] = ("--pp-size", "2", *RANKS)
+    wide, metrics_port = pods.ports["decoder_svc"][0], free_port()
+    pods.flags[wide] = ("--pp-size", "2", "--metrics-port", str(metrics_port), *RANKS)
     crowd = Crowd(await pods.start())
     async with crowd.streaming():
         await crowd.more(10)
         family = Family(pods.services[wide].process.pid)
         assert len(family.ranks) == 2
+        on_it = await stop_at_work(family.ranks[0], metrics_port)
         os.kill(family.ranks[0], signal.SIGKILL)
         await crowd.more(STREAMS)
-        await pods.seen_by(crowd.gateways)  # the group is back
-        back = Family(pods.services[wide].process.pid).ranks
-        assert len(back) == 2 and not set(back) & set(family.ranks)
+
+        def is_back() -> bool:
+            ranks = Family(pods.services[wide].process.pid).ranks
+            return len(ranks) == 2 and not set(ranks) & set(family.ranks)
+
+        await asyncio.to_thread(wait_for, is_back)
+        await pods.seen_by(crowd.gateways)
         await crowd.more(10)
     moved = [total(scrape(f"http://{g.address}/metrics"), MIGRATIONS) for g in crowd.gateways]
-    print(f"{crowd.whole} whole streams, {sum(moved):.0f} moved")
+    print(f"{crowd.whole} whole streams, {on_it:.0f} on the lost rank, {sum(moved):.0f} moved")
     assert sum(moved) > 0
+
+
+async def stop_at_work(rank: int, metrics_port: int) -> float:
+    """Stops a rank while its decoder has streams, which now cannot end; returns how many."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            os.kill(rank, signal.SIGSTOP)
+            await asyncio.sleep(0.2)  # what it did last has been counted
+            page = await asyncio.to_thread(scrape, f"http://127.0.0.1:{metrics_port}/metrics")
+            if (running := total(page, "chiasm_num_requests_running")) > 1:
+                return running
+            os.kill(rank, signal.SIGCONT)
+            await asyncio.sleep(0.2)
 
 
 MIGRATIONS = "chiasm_request_migrations_total"

@@ -26,7 +26,7 @@ def test_health_and_reflection_on_all_three(stack: Stack) -> None:
             name = SERVICES[service.name]
             health = health_pb2_grpc.HealthStub(channel)
             for asked in (name, "", "live"):
-                answer = health.Check(health_pb2.HealthCheckRequest(service=asked), timeout=5)
+                answer = health.Check(health_pb2.HealthCheckRequest(service=asked), timeout=180)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             database = ProtoReflectionDescriptorDatabase(channel)
             assert name in database.get_services()
@@ -42,7 +42,7 @@ def test_describe_is_a_complete_handshake(stack: Stack) -> None:
                 if service.name == "encoder_svc"
                 else decoder_pb2_grpc.DecoderStub(channel)
             )
-            descriptions[service.name] = stub.Describe(common_pb2.DescribeRequest(), timeout=5)
+            descriptions[service.name] = stub.Describe(common_pb2.DescribeRequest(), timeout=180)
     encoder, decoder = descriptions["encoder_svc"], descriptions["decoder_svc"]
     assert encoder.contract.major == decoder.contract.major == 1
     assert encoder.rows == decoder.rows and encoder.rows.hidden_size > 0
@@ -72,21 +72,21 @@ def test_chat_over_grpc_equals_rest(stack: Stack, base_url: str) -> None:
     )
     with grpc.insecure_channel(gateway.grpc) as channel:
         stub = gateway_pb2_grpc.GatewayStub(channel)
-        responses = list(stub.Chat(request, timeout=60))
-        models = stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=5)
+        responses = list(stub.Chat(request, timeout=180))
+        models = stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=180)
     text = "".join(response.delta for response in responses)
     assert "red" in text and "circle" in text
     assert responses[-1].usage.prompt_tokens > 64
     assert responses[-1].timings.first_token > 0
     assert [m.id for m in models.models] == [
-        m["id"] for m in httpx.get(f"{base_url}/v1/models").json()["data"]
+        m["id"] for m in httpx.get(f"{base_url}/v1/models", timeout=60).json()["data"]
     ]
 
 
 def test_ready_names_both_halves(base_url: str) -> None:
-    answer = httpx.get(f"{base_url}/ready")
+    answer = httpx.get(f"{base_url}/ready", timeout=60)
     assert answer.status_code == 200
     body = answer.json()
     assert body["text"] and body["images"]
-    assert httpx.get(f"{base_url}/health").status_code == 200
-    assert "chiasm_time_to_first_token_seconds" in httpx.get(f"{base_url}/metrics").text
+    assert httpx.get(f"{base_url}/health", timeout=60).status_code == 200
+    assert "chiasm_time_to_first_token_seconds" in httpx.get(f"{base_url}/metrics", timeout=60).text

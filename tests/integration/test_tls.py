@@ -16,12 +16,12 @@ from chiasm.channel import CHANNEL_OPTIONS
 from chiasm.probe import is_well
 from chiasm.transport.agent import nixl_is_installed
 from tests.integration.certificates import NAME, Authority, Identity
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import PATIENCE_S, Cluster
 from tests.integration.load import Load
 from tests.integration.ports import listening
 from tests.integration.secured import STRANGERS, Secured, local
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 # Ports without TLS, by who listens, and why that is right. All are bound to loopback: whoever
@@ -50,7 +50,7 @@ def health(address: str, identity: Identity) -> object:
     with grpc.secure_channel(address, credentials, options=options) as channel:
         try:
             request = health_pb2.HealthCheckRequest()
-            return health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
+            return health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status
         except grpc.RpcError as error:
             return error.code()
 
@@ -101,8 +101,9 @@ def test_probes_come_with_the_pods_own_certificate(secured: Secured) -> None:
     own = secured.identities["decoder_svc"]
     urls = [f"grpcs://{address}/{what}" for address in (encoder, decoder) for what in ("", "live")]
     urls += [f"https://{gateway}/{what}" for gateway in gateways for what in ("health", "ready")]
+    pair = (str(own.certificate), str(own.key))
     for url in urls:
-        assert is_well(url, (str(own.certificate), str(own.key))), url
+        Cluster.until(lambda url=url: is_well(url, pair))  # type: ignore[misc]
         assert not is_well(url), url
         assert not is_well(url.replace("s://", "://")), url
 
@@ -112,7 +113,7 @@ def test_users_with_a_certificate_get_answers(secured: Secured) -> None:
         load = Load(f"https://{local(service.address)}", secured.user)
         load.start()
         try:
-            Cluster.until(lambda load=load: load.answered >= 10 or load.failures, 60)
+            Cluster.until(lambda load=load: load.answered >= 10 or load.failures)
         finally:
             load.stop()
         assert not load.failures, load.failures[:3]
@@ -152,7 +153,7 @@ def test_what_nixl_opens_is_the_one_exception(secured: Secured) -> None:
         agents = [port for port in ports[role] if port.port not in ours]
         assert len({port.host for port in agents}) == len(agents), "one for each interface"
         service.process.terminate()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(PATIENCE_S) == 0
 
 
 def test_a_door_may_show_a_certificate_and_ask_for_none(secured: Secured) -> None:
@@ -163,16 +164,16 @@ def test_a_door_may_show_a_certificate_and_ask_for_none(secured: Secured) -> Non
     context = ssl.create_default_context(cafile=str(secured.ours.certificate))
     context.check_hostname = False
     url = f"https://{local(shown.wait_ready().address)}/health"
-    assert httpx.get(url, verify=context).status_code == 200
+    assert httpx.get(url, verify=context, timeout=60).status_code == 200
     assert secured.answer(int(shown.grpc.rpartition(":")[2]), "nothing")
     url = f"http://{local(plain.wait_ready().address)}/health"
-    assert httpx.get(url).status_code == 200
+    assert httpx.get(url, timeout=60).status_code == 200
     for service in (shown, plain):
         doors = {int(address.rpartition(":")[2]) for address in (service.address, service.grpc)}
         (metrics,) = {port.port for port in listening(service.process.pid)} - doors
         assert secured.answer(metrics, "nothing") == b"", "it is no door"
         service.process.terminate()
-        assert service.process.wait(20) == 0
+        assert service.process.wait(PATIENCE_S) == 0
 
 
 def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secured) -> None:
@@ -188,11 +189,11 @@ def test_a_client_with_the_wrong_name_for_a_server_is_not_fooled(secured: Secure
             (endpoint,) = user.get(url).json()["endpoints"]
             return str(endpoint["trouble"])
 
-        Cluster.until(lambda: "not yet" not in trouble(), 10)
+        Cluster.until(lambda: "not yet" not in trouble())
         assert user.get(url).status_code == 503
     for stopped in (gateway, service):
         stopped.process.terminate()
-        assert stopped.process.wait(20) == 0
+        assert stopped.process.wait(PATIENCE_S) == 0
 
 
 def everybody_can_dial_everybody_anew(secured: Secured) -> None:
@@ -200,11 +201,11 @@ def everybody_can_dial_everybody_anew(secured: Secured) -> None:
     assert all(s.process.poll() is None for s in secured.services)
     secured.encoder = secured.restart(secured.encoder, "--dp-size", "2", "--transport", "grpc")
     secured.decoder = secured.restart(secured.decoder, "--pp-size", "2", "--transport", "grpc")
-    Cluster.until(lambda: secured.num_ready() == 4, 30)
+    secured.until_in_use()
     load = Load(secured.url, secured.user)
     load.start()
     try:
-        Cluster.until(lambda: load.answered >= 10 or bool(load.failures), 60)
+        Cluster.until(lambda: load.answered >= 10 or bool(load.failures))
     finally:
         load.stop()
     assert not load.failures, load.failures[:3]
@@ -236,7 +237,7 @@ def test_certificates_and_their_ca_are_replaced_without_a_restart(
                 identity.replace_by(fresh)
             for load in loads:
                 goal = load.answered + 30
-                Cluster.until(lambda it=load, g=goal: it.answered >= g or it.failures, 60)
+                Cluster.until(lambda it=load, g=goal: it.answered >= g or it.failures)
     finally:
         for load in loads:
             load.stop()

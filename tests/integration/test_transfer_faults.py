@@ -26,7 +26,7 @@ from tests.unit.transfer.loopback import media_plan
 ROUNDS = int(os.environ.get("CHIASM_FAULT_ROUNDS", "12"))
 """Each of the six faults comes equally often; the full measure is 200 a transport."""
 FAULTS = ("kill encoder", "kill decoder", "stop encoder", "stop decoder", "none", "abort")
-PATIENCE_S, REST_S = 30.0, 60.0
+PATIENCE_S, REST_S = 120.0, 120.0
 # A server that has imported everything forks the ends: a restart takes a fraction of a second.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.integration.transfer_ends"])
@@ -130,7 +130,7 @@ def at_rest(pair: Pair) -> None:
     deadline = time.monotonic() + REST_S
     while True:
         pair.encoder.pipe.send("state")
-        if hear(pair.encoder.pipe, 10) == (0, 0, 0):
+        if hear(pair.encoder.pipe, REST_S) == (0, 0, 0):
             return
         assert time.monotonic() < deadline, "the encoder holds something for ever"
         time.sleep(0.1)

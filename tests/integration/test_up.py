@@ -14,6 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.integration.cluster import PATIENCE_S
+
+pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,7 +55,7 @@ class Up:
         return found
 
 
-def wait_for(claim: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_for(claim: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not claim():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
@@ -62,7 +65,7 @@ def wait_for(claim: Callable[[], bool], what: str, timeout_s: float = 60.0) -> N
 def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
@@ -77,9 +80,9 @@ def up(tmp_path: Path) -> Iterator[Up]:
 def answers(url: str) -> bool:
     hello = {"role": "user", "content": "Hello"}
     try:
-        models = httpx.get(f"{url}/v1/models", timeout=20, trust_env=False).json()
+        models = httpx.get(f"{url}/v1/models", timeout=60, trust_env=False).json()
         request = {"model": models["data"][0]["id"], "messages": [hello], "max_tokens": 2}
-        reply = httpx.post(f"{url}/v1/chat/completions", json=request, timeout=20, trust_env=False)
+        reply = httpx.post(f"{url}/v1/chat/completions", json=request, timeout=60, trust_env=False)
     except httpx.TransportError:
         return False
     return reply.status_code == 200
@@ -98,7 +101,7 @@ def test_a_dead_service_is_named_and_replaced_and_ctrl_c_ends_all(up: Up) -> Non
     after = up.children()
     assert after["encoder_svc"] == before["encoder_svc"], "the others kept running"
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(timeout=30) == 0
+    assert up.process.wait(timeout=PATIENCE_S) == 0
     assert all(map(gone, after.values()))
     assert "Traceback" not in up.output
 
@@ -108,7 +111,7 @@ def test_no_service_outlives_a_killed_supervisor(up: Up) -> None:
     children = up.children()
     assert len(children) == 3
     up.process.kill()
-    wait_for(lambda: all(map(gone, children.values())), "all services are gone", 10.0)
+    wait_for(lambda: all(map(gone, children.values())), "all services are gone")
 
 
 def test_a_taken_port_is_said_before_anything_starts(up: Up) -> None:
@@ -119,7 +122,7 @@ def test_a_taken_port_is_said_before_anything_starts(up: Up) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert second.returncode == 1

@@ -1,15 +1,8 @@
-"""Addresses and ports of this machine."""
+"""An address of this machine."""
 
 from __future__ import annotations
 
 import socket
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def own_address() -> str:

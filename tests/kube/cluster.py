@@ -43,7 +43,7 @@ class Cluster:
         """One request as whoever holds the token."""
         headers = {"authorization": f"Bearer {token}"}
         url = f"{self.url}/{path}"
-        return httpx.request(method, url, headers=headers, verify=self.trust, timeout=20, **more)
+        return httpx.request(method, url, headers=headers, verify=self.trust, timeout=60, **more)
 
     def get(self, path: str, **params: str) -> Object:
         """An object, or a list of them, as the admin."""

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import httpx
 
-from tests.kube.address import free_port
+from tests.integration.cluster import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("CHIASM_TEST_APISERVER", ROOT / ".apiserver")) / "bin"
 MISSING = f"no {CACHE}/kube-apiserver: `make apiserver` builds it (5 minutes, once, on Debian 12)"
 EDITION = "2"  # of the build
 ADMIN = "the-admins-token"
-READY_S = 90.0
+READY_S = 180.0
 
 
 def is_built() -> bool:

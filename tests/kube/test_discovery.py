@@ -13,18 +13,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy.chart import nested
-from tests.integration.cluster import scrape, total
+from tests.deploy.chart import Object, nested
+from tests.integration.cluster import PATIENCE_S, free_port, scrape, total
 from tests.integration.load import Load
 from tests.integration.stack import Service, Stack
-from tests.kube.address import free_port, own_address
+from tests.kube.address import own_address
 from tests.kube.cluster import NAMESPACE, PLURALS, RELEASE, SLICES, Cluster, load_chart
 from tests.kube.control_plane import until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1800)
 
 LOCAL = ("--host", "--port", "--grpc-port", "--advertise-host", "--metrics-port", "--model")
-IN_USE_S = 5.0
 DOWN_S = 30.0
 OTHERS = ("api/v1/namespaces/default/pods", SLICES.replace(NAMESPACE, "default"))
 
@@ -44,9 +43,15 @@ class Pods:
 
     def encoded(self) -> list[int]:
         """How many pictures each encoder has taken so far."""
-        ports = self.metrics_ports
-        samples = [scrape(f"http://{self._address}:{port}/metrics") for port in ports]
-        return [int(total(found, "chiasm_encoder_requests_total")) for found in samples]
+        return self._of_each("chiasm_encoder_requests_total")
+
+    def at_work(self) -> list[int]:
+        """How many each encoder has now."""
+        return self._of_each("chiasm_encoder_open_encodes")
+
+    def _of_each(self, name: str) -> list[int]:
+        urls = [f"http://{self._address}:{port}/metrics" for port in self.metrics_ports]
+        return [int(total(scrape(url), name)) for url in urls]
 
     def _start(self, role: str, metrics_port: int) -> Service:
         flags = ("--host", "0.0.0.0", "--advertise-host", self._address)
@@ -103,14 +108,14 @@ def test_requests_follow_the_slices_and_none_fails(
     stack.env["KUBECONFIG"] = str(cluster.kubeconfig(tmp_path, token))
     gateway = stack.start("gateway", *gateway_flags(cluster)).wait_ready()
     load = Load(f"http://{gateway.address}")
-    until(lambda: can_see(load.url, 2), 20, "the gateway uses both")
+    until(lambda: can_see(load.url, 2), PATIENCE_S, "the gateway uses both")
     load.start()
     try:
         one_pod_serves_all(pods, load)
         two_more_take_their_share(cluster, pods, load)
         nobody_misses_the_api_server(cluster, load)
         who_leaves_is_left_and_may_come_back(cluster, pods, load)
-        until(lambda: load.answered + len(load.failures) >= 600, 120, "600 requests")
+        until(lambda: load.answered + len(load.failures) >= 600, 600, "600 requests")
     finally:
         load.stop()
     assert not load.failures, load.failures[:5]
@@ -119,16 +124,19 @@ def test_requests_follow_the_slices_and_none_fails(
 
 
 def can_see(url: str, ready: int) -> bool:
-    endpoints = httpx.get(f"{url}/ready").json()["endpoints"]
-    return sum(endpoint["ready"] for endpoint in endpoints) == ready
+    return sum(endpoint["ready"] for endpoint in listed(url)) == ready
+
+
+def listed(url: str) -> list[Object]:
+    found: list[Object] = httpx.get(f"{url}/ready", timeout=60).json()["endpoints"]
+    return found
 
 
 def strangers(url: str) -> set[str]:
     """Addresses that are listed as encoders, answer, and are not used."""
-    endpoints = httpx.get(f"{url}/ready").json()["endpoints"]
     return {
         e["address"]
-        for e in endpoints
+        for e in listed(url)
         if e["role"] == "encoder" and not e["ready"] and "not yet" not in e["trouble"]
     }
 
@@ -136,23 +144,22 @@ def strangers(url: str) -> set[str]:
 def answers(load: Load, more: int) -> None:
     """Waits for further answers."""
     goal = load.answered + more
-    until(lambda: load.answered >= goal or bool(load.failures), 120, f"{more} answers")
+    until(lambda: load.answered >= goal or bool(load.failures), 600, f"{more} answers")
     assert not load.failures, load.failures[:5]
 
 
 def one_pod_serves_all(pods: Pods, load: Load) -> None:
     answers(load, 100)
-    first, *others = pods.encoded()
-    assert first >= 100
-    assert others == [0, 0]
+    until(lambda: pods.encoded()[0] >= 100, PATIENCE_S, "it has counted them")
+    assert pods.encoded()[1:] == [0, 0]
 
 
 def two_more_take_their_share(cluster: Cluster, pods: Pods, load: Load) -> None:
     for number in (1, 2):
         cluster.put_slice(f"e-{number + 1}", "chiasm-encoder", pods.encoders[number])
-    used_s = until(lambda: min(pods.encoded()) > 0, IN_USE_S, "new pods are in use")
+    used_s = until(lambda: min(pods.encoded()) > 0, PATIENCE_S, "new pods are in use")
     before = pods.encoded()
-    answers(load, 300)
+    answers(load, 600)  # a share of a third is off by ten percent once in a million
     gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
     shares = [100 * gain / sum(gained) for gain in gained]
     print(
@@ -166,7 +173,7 @@ def nobody_misses_the_api_server(cluster: Cluster, load: Load) -> None:
     down = time.monotonic()
     while time.monotonic() - down < DOWN_S:
         answers(load, 10)
-        assert can_see(load.url, 4), "what was known is kept"
+        assert len(listed(load.url)) == 4, "what was known is kept"
     cluster.plane.start_api_server()
 
 
@@ -174,16 +181,16 @@ def who_leaves_is_left_and_may_come_back(cluster: Cluster, pods: Pods, load: Loa
     cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1], ready=False)
     cluster.delete_slice("e-3")
     # The watch was broken: the gateway may have to back off once more before it hears.
-    dropped_s = until(lambda: can_see(load.url, 2), 10, "who has left is dropped")
+    dropped_s = until(lambda: can_see(load.url, 2), PATIENCE_S, "who has left is dropped")
     # A stranger has got the address of a pod that has gone: it answers, but is no encoder.
     cluster.put_slice("e-4", "chiasm-encoder", pods.decoder)
-    until(lambda: pods.decoder in strangers(load.url), IN_USE_S, "the stranger was asked")
-    answers(load, 8)  # what was under way
+    until(lambda: pods.decoder in strangers(load.url), PATIENCE_S, "the stranger was asked")
+    until(load.turn_over(), PATIENCE_S, "what was under way has ended")
+    until(lambda: pods.at_work()[1:] == [0, 0], PATIENCE_S, "at the encoders as well")
     before = pods.encoded()
     answers(load, 100)
-    gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
-    assert gained[0] >= 100
-    assert gained[1:] == [0, 0]
+    until(lambda: pods.encoded()[0] >= before[0] + 100, PATIENCE_S, "it has counted them")
+    assert pods.encoded()[1:] == before[1:]
     cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1])
-    back_s = until(lambda: pods.encoded()[1] > before[1], IN_USE_S, "who comes back is in use")
+    back_s = until(lambda: pods.encoded()[1] > before[1], PATIENCE_S, "who comes back is in use")
     print(f"dropped after {dropped_s:.1f} s, in use again after {back_s:.1f} s")

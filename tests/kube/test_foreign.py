@@ -14,11 +14,12 @@ import pytest
 
 from tests.deploy import foreign
 from tests.deploy.chart import SCENARIOS, Object, objects, scenario
+from tests.integration.cluster import PATIENCE_S
 from tests.kube.cluster import NAMESPACE, RELEASE, Cluster, load_chart
 from tests.kube.control_plane import until
 from tests.kube.translation import older
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PLURALS = {kind: f"{kind[1].lower()}s" for kind in foreign.crds()}
@@ -64,7 +65,7 @@ def extended(cluster: Cluster) -> Iterator[Cluster]:
         reply = cluster.call("POST", DEFINITIONS, json=definition(kind))
         assert reply.status_code == 201, reply.text
     paths = [f"apis/{version}/{plural}" for (version, _), plural in PLURALS.items()]
-    until(lambda: all(cluster.call("GET", path).is_success for path in paths), 30, "CRDs")
+    until(lambda: all(cluster.call("GET", path).is_success for path in paths), PATIENCE_S, "CRDs")
     yield cluster
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.deploy.chart import IMAGE, Object, objects
 from tests.kube.cluster import NAMESPACE, PLURALS, RELEASE, Cluster, load_chart
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def args_of(cluster: Cluster, role: str) -> list[str]:

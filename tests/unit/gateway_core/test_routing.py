@@ -131,6 +131,24 @@ def test_a_slow_encoder_gets_less_and_is_tried_again_after_a_while() -> None:
     assert shares()[slow.address] > 70
 
 
+def test_a_stall_makes_no_encoder_slow_and_slowness_that_stays_is_learned() -> None:
+    """One that is taken for slow is asked no more while others idle, and so it would stay."""
+    router, _ = encoders(3)
+    stalled = router.endpoints[0]
+    key = next(digest(i) for i in range(99) if router.pick(digest(i), 100) == stalled)
+    for one in router.endpoints:
+        for _ in range(8):
+            router.succeeded(one, pace_s=1e-3)
+    for _ in range(2):
+        router.succeeded(stalled, pace_s=1.0)
+        assert router.pick(key, 100) == stalled
+        for _ in range(8):
+            router.succeeded(stalled, pace_s=1e-3)
+    for _ in range(12):
+        router.succeeded(stalled, pace_s=4e-3)
+    assert router.pick(key, 100) != stalled
+
+
 def test_one_that_fails_often_gets_less_than_those_that_never_do() -> None:
     router, clock = encoders(4)
     bad, *good = router.endpoints
