@@ -11,7 +11,7 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -68,9 +68,9 @@ async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_enco
     """Beside the same prompt with the slow picture in front, where nothing can be prefilled early.
 
     The slow picture's encode ends only when the decoders have computed all they can without its
-    rows: how many tokens are left then is the claim, whatever the time. Of the time from there to
-    the first token at least half of what those tokens take must be saved; what else this machine
-    does only adds to it, so the least of each counts, until it shows.
+    rows: how many tokens are left then is the claim, whatever the time. From there to the
+    first token is each request's own timeline; what else this machine does only adds to it, so the
+    least of each counts, until it shows.
     """
     words = "The quick brown fox jumps over the lazy dog. " * 40
     prose, first, second = text_part(words), image_part(unique(1)), image_part(unique(2, 224))
@@ -113,12 +113,12 @@ async def test_text_and_the_first_picture_are_prefilled_while_the_second_is_enco
         took_ms, all_left = await rest(f"apart {attempt}", second, prose, first, early=0)
         apart_ms = min(apart_ms, took_ms)
         early_ms = (all_left - left) * TOKEN_S * 1e3
-        if apart_ms - overlapped_ms >= early_ms / 2:
+        if apart_ms - overlapped_ms >= early_ms:
             break
     print(f"overlap: {early_ms:.0f} ms prefilled early; {overlapped_ms:.0f} ms from the slow rows")
     print(f"to the first token, apart {apart_ms:.0f} ms; {left} and {all_left} tokens left")
     assert left <= 64 + 64 and all_left - left > 1000
-    assert apart_ms - overlapped_ms >= early_ms / 2 > 2000
+    assert apart_ms - overlapped_ms >= early_ms > 4000
 
 
 async def test_a_burst_is_answered_or_refused_with_a_time_to_come_back(
