@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvloop
 
 from chiasm.cli.service import parse
 from chiasm.config import DecoderConfig, EncoderConfig, GatewayConfig
@@ -36,7 +35,7 @@ class OneProcess:
 
     def __init__(self, model: Path) -> None:
         self.model = model
-        self.loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.loop = asyncio.Runner()  # the decoder's: uvloop starts its triers by fork, not vfork
         self._text = read_text_config(model)
         self._open = AsyncExitStack()
         self._encoder = ""
