@@ -68,7 +68,7 @@ def _ignore(events: StepEvents, commands: Sequence[FetchCommand], load: EngineLo
 
 def engine_of(sequences: int) -> tuple[EngineCore, NoRanks]:
     """An engine in which so many sequences have been prefilled."""
-    metrics, pool = DecoderMetrics(), BlockPool(sequences * (_PROMPT + _ANSWER) // 16)
+    metrics, pool = DecoderMetrics(), BlockPool(sequences * (_PROMPT + _ANSWER + 16) // 16)
     receiver = EmbeddingReceiver(pages=64, page_rows=64, row_bytes=64)
     ranks, mailbox = NoRanks(sequences), Mailbox(_ignore)
     limits = Limits(
@@ -82,7 +82,8 @@ def engine_of(sequences: int) -> tuple[EngineCore, NoRanks]:
     )
     params = SamplingParams(max_tokens=_ANSWER, temperature=0.0)
     for index in range(sequences):
-        prompt = tuple(range(index, index + _PROMPT))
+        # Of different lengths: the same number of sequences needs a new page in every step.
+        prompt = tuple(range(index, index + _PROMPT + index % 16))
         mailbox.put(AddRequest(request_id=str(index), prompt_ids=prompt, sampling=params))
     for _ in range(40):
         core.step()

@@ -36,8 +36,7 @@ def block_key(
     before: bytes, tokens: Sequence[int], begin: int, media: Sequence[MediaSpan]
 ) -> bytes:
     """The key of the page that holds `tokens`, of which the first is at position `begin`."""
-    digest = hashlib.sha256(before)
-    digest.update(array("I", tokens).tobytes())
+    digest = hashlib.sha256(before + array("I", tokens).tobytes())
     end = begin + len(tokens)
     for span in media:
         if span.begin < end and span.end > begin:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from decoder_svc.engine.counts import Ints
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
@@ -95,7 +97,9 @@ class PageTable:
             return False
         blocks = self._pool.allocate(len(full))
         for sequence, block in zip(self._seats.holders(full), blocks, strict=True):
-            sequence.extend([block])
+            sequence.blocks.append(block)
+        counts.pages[full] += 1
+        counts.newest_page[full] = blocks
         return True
 
     def grow(self, sequence: Sequence, length: int) -> bool:
@@ -113,15 +117,7 @@ class PageTable:
 
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the pages that are full now."""
-        if self._prefix is None:
-            return
-        full = sequence.computed // self._size
-        first = sequence.num_published
-        if full > first:
-            self._learn_keys(sequence, full)
-            for index in range(first, full):
-                self._prefix.insert(sequence.block_keys[index], sequence.blocks[index])
-            sequence.num_published = full
+        self._publish_until(sequence, sequence.computed // self._size)
 
     def publish_each(self, at: Ints) -> None:
         """As `publish`, for those with these seats whom one token more can have given a full page.
@@ -129,9 +125,11 @@ class PageTable:
         Of those that have finished nothing is told any more.
         """
         counts = self._seats.counts
-        has_filled = (counts.scheduled[at] - counts.in_flight[at]) % self._size == 0
-        for sequence in self._seats.holders(at[has_filled & (counts.is_over[at] == 0)]):
-            self.publish(sequence)
+        pages, rest = np.divmod(counts.scheduled[at] - counts.in_flight[at], self._size)
+        has_filled = (rest == 0) & (counts.is_over[at] == 0)
+        filled = zip(self._seats.holders(at[has_filled]), pages[has_filled].tolist(), strict=True)
+        for sequence, full in filled:
+            self._publish_until(sequence, full)
 
     def drop(self, sequence: Sequence) -> None:
         """Gives every page back; what is cached can still be found until it is overwritten."""
@@ -161,6 +159,15 @@ class PageTable:
         if not parked:
             return 0
         return parked * self._limits.pages(len(request.prompt) + 1 - self.num_shareable(request))
+
+    def _publish_until(self, sequence: Sequence, full: int) -> None:
+        first = sequence.num_published
+        if self._prefix is None or full <= first:
+            return
+        self._learn_keys(sequence, full)
+        for index in range(first, full):
+            self._prefix.insert(sequence.block_keys[index], sequence.blocks[index])
+        sequence.num_published = full
 
     def _learn_keys(self, sequence: Sequence, count: int) -> None:
         """Sees to the keys of the first `count` pages, which are full."""
