@@ -33,16 +33,20 @@ Behaviour = Callable[[AsyncIterator[Any], Any], AsyncIterator[Message]]
 Parser = Callable[[bytes], Message]
 """Reads a request of the calls."""
 
+Unsent = Callable[[int, bytes], bool]
+"""Adds a message of a call to the next bundle, if there is room."""
+
 
 class BundledCall:
     """One call, and what its servicer takes for a context: only what is here is there."""
 
-    def __init__(self, number: int, parse: Parser) -> None:
+    def __init__(self, number: int, parse: Parser, unsent: Unsent) -> None:
         self.number = number
         self.error: common_pb2.ErrorDetail | None = None
         """How it failed."""
         self.task: asyncio.Task[None] | None = None
         self._parse = parse
+        self._unsent = unsent
         self._inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unread = 0
         self._callbacks: list[Callable[[BundledCall], None]] = []
@@ -66,6 +70,16 @@ class BundledCall:
             self._inbox.put_nowait(strand.message)
         if strand.end:
             self._inbox.put_nowait(None)
+
+    def write_now(self, data: bytes) -> bool:
+        """Says a serialized answer while the behaviour waits for something else.
+
+        What a step says to a hundred calls would else wake a hundred tasks.
+
+        Returns:
+            False when answers have to wait: it has not been said.
+        """
+        return self._unsent(self.number, data)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """As a context's: called when the call is over."""
@@ -102,7 +116,7 @@ class BundleServer:
         self._parse = parse
         self._calls: dict[int, BundledCall] = {}
         self._newest = 0
-        self._unsent: list[common_pb2.Strand] = []
+        self._unsent = common_pb2.Bundle()
         self._unsent_bytes = 0
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -115,13 +129,13 @@ class BundleServer:
         reader = asyncio.create_task(self._read(bundles))
         reader.add_done_callback(lambda _: self._news.set())
         try:
-            while self._calls or self._unsent or not reader.done():
+            while self._calls or self._unsent.strands or not reader.done():
                 await self._news.wait()
                 self._news.clear()
-                if self._unsent:
-                    strands, self._unsent, self._unsent_bytes = self._unsent, [], 0
+                if self._unsent.strands:
+                    bundle, self._unsent, self._unsent_bytes = self._unsent, common_pb2.Bundle(), 0
                     self._room.set()
-                    yield common_pb2.Bundle(strands=strands)
+                    yield bundle
             reader.result()
         finally:
             tasks = [reader, *(call.task for call in self._calls.values() if call.task)]
@@ -141,7 +155,7 @@ class BundleServer:
             if strand.call <= self._newest or not strand.HasField("message"):
                 return
             self._newest = strand.call
-            call = self._calls[strand.call] = BundledCall(strand.call, self._parse)
+            call = self._calls[strand.call] = BundledCall(strand.call, self._parse, self._add)
             call.task = asyncio.create_task(self._run(call, strand.timeout_s or None))
             # A callback, since a task that is cancelled before its first step runs nothing at all.
             call.task.add_done_callback(lambda _: self._ended(call))
@@ -162,7 +176,7 @@ class BundleServer:
                 aclosing(self._behaviour(call.requests(), call)) as responses,
             ):
                 async for response in responses:
-                    self._say(call, common_pb2.Strand(message=response.SerializeToString()))
+                    self._say(call.number, response.SerializeToString())
                     await self._room.wait()
         except TimeoutError:
             call.error = DeadlineExceeded("the call's time is up").detail()
@@ -172,15 +186,21 @@ class BundleServer:
     def _ended(self, call: BundledCall) -> None:
         del self._calls[call.number]
         call.over()
-        self._say(call, common_pb2.Strand(end=True, error=call.error))
-
-    def _say(self, call: BundledCall, strand: common_pb2.Strand) -> None:
-        strand.call = call.number
-        self._unsent.append(strand)
-        self._unsent_bytes += len(strand.message)
-        if self._unsent_bytes > _MOST_UNSENT:
-            self._room.clear()
-        if strand.end and not strand.HasField("error") and len(self._unsent) == 1:
+        self._unsent.strands.add(call=call.number, end=True, error=call.error)
+        if call.error is None and len(self._unsent.strands) == 1:
             asyncio.get_running_loop().call_later(_PATIENCE_S, self._news.set)
         else:
             self._news.set()
+
+    def _say(self, number: int, data: bytes) -> None:
+        self._unsent.strands.add(call=number, message=data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > _MOST_UNSENT:
+            self._room.clear()
+        self._news.set()
+
+    def _add(self, number: int, data: bytes) -> bool:
+        if not self._room.is_set():
+            return False
+        self._say(number, data)
+        return True

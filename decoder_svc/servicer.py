@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
 
-from chiasm.bundles import BundleServer
+from chiasm.bundles import BundledCall, BundleServer
 from chiasm.errors import ChiasmError, InvalidRequest
 from chiasm.server import load_interval_s
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
@@ -16,7 +16,7 @@ from decoder_svc.engine.client import EngineClient, EventStream
 from decoder_svc.engine.messages import AbortRequest, RequestFailed
 from decoder_svc.grammar_check import GrammarCheck
 from decoder_svc.intake import Intake
-from decoder_svc.wire import to_command, to_response
+from decoder_svc.wire import TokenWriter, to_command, to_response
 
 SERVICE_NAME = "chiasm.v1.Decoder"
 
@@ -52,6 +52,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         self._description = description
         self._page_bytes = slab_page_bytes
         self._pages = slab_pages
+        self._writer = TokenWriter()
 
     async def Generate(
         self, request_iterator: AsyncIterator[decoder_pb2.GenerateRequest], context: Context
@@ -64,6 +65,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         stream = self._client.open(self._intake.admit(first.start, grammar))
         # Also covers a caller that goes while this generator is suspended in `yield`.
         context.add_done_callback(lambda *_: stream.close())  # type: ignore[arg-type]
+        stream.shortcut = self._shortcut(context)
         listening = asyncio.create_task(self._listen(request_iterator, stream))
         try:
             accepted = decoder_pb2.GenerateAccepted(decoder_epoch=self._epoch)
@@ -87,6 +89,13 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServicer):
         async with aclosing(server.serve(request_iterator)) as bundles:
             async for bundle in bundles:
                 yield bundle
+
+    def _shortcut(self, call: object) -> Callable[[int, int, int], bool] | None:
+        """See `EventStream`: calls of a bundle are told of a step without a turn of each."""
+        if not isinstance(call, BundledCall):
+            return None
+        write, write_now = self._writer.write, call.write_now
+        return lambda choice, position, token_id: write_now(write(choice, position, token_id))
 
     async def _listen(
         self, messages: AsyncIterator[decoder_pb2.GenerateRequest], stream: EventStream

@@ -59,6 +59,22 @@ def to_response(event: Event) -> decoder_pb2.GenerateResponse:
             raise error
 
 
+class TokenWriter:
+    """Serializes answers of one new token each; most answers are such, so it fills in one form."""
+
+    def __init__(self) -> None:
+        self._response = decoder_pb2.GenerateResponse(tokens=decoder_pb2.TokenDelta())
+        self._delta = self._response.tokens
+
+    def write(self, choice: int, position: int, token_id: int) -> bytes:
+        """As `to_response` has it, serialized."""
+        delta = self._delta
+        delta.choice = choice
+        delta.position = position
+        delta.token_ids[:] = (token_id,)
+        return self._response.SerializeToString()
+
+
 def _tokens(event: Tokens) -> decoder_pb2.TokenDelta:
     logprobs = [
         decoder_pb2.TokenLogprobs(

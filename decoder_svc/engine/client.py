@@ -33,9 +33,16 @@ class EventStream:
         self._client = client
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._over = False
+        self._has_begun = False
+        self._is_idle = False
+        """Whether somebody waits in `next`, and nothing has come yet."""
+        self.shortcut: Callable[[int, int, int], bool] | None = None
+        """Passes a token on, by choice and position, past a caller that waits in `next` for it and
+        would do the same; False when that cannot be done now."""
 
     async def next(self) -> list[Event]:
         """Events since the last call, at least one; a choice's neighbouring tokens are joined."""
+        self._is_idle = self._events.empty()
         events = [await self._events.get()]
         while not self._events.empty():
             events.append(self._events.get_nowait())
@@ -44,8 +51,16 @@ class EventStream:
     def put(self, event: Event) -> None:
         """The engine said something."""
         self._place.heard(event)
+        self._has_begun = self._has_begun or isinstance(event, Tokens)
         self._over = self._over or isinstance(event, RequestDone | RequestFailed)
+        self._is_idle = False
         self._events.put_nowait(event)
+
+    def put_token(self, choice: int, position: int, token_id: int) -> None:
+        """The engine said one token, and nothing about it."""
+        shortcut = self.shortcut if self._is_idle and self._has_begun else None
+        if shortcut is None or not shortcut(choice, position, token_id):
+            self.put(Tokens(choice, position, (token_id,)))
 
     def close(self) -> None:
         """Nobody listens any more. Idempotent."""
@@ -143,7 +158,12 @@ class EngineClient:
     def _deliver(self, events: StepEvents, commands: Sequence[FetchCommand]) -> None:
         if commands:
             self.on_commands(commands)
-        for request_id, event in events:
+        for tokens in events.tokens:
+            for request_id, choice, position, token_id in tokens.rows():
+                stream = self._streams.get(request_id)
+                if stream is not None:
+                    stream.put_token(choice, position, token_id)
+        for request_id, event in events.others:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.put(event)

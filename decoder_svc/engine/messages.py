@@ -158,10 +158,14 @@ class StepTokens:
     """Of the id in the choice's output."""
     token_ids: tuple[int, ...]
 
+    def rows(self) -> Iterator[tuple[str, int, int, int]]:
+        """Request id, choice, position and token id, choice by choice."""
+        columns = (self.request_ids, self.choices, self.positions, self.token_ids)
+        return zip(*columns, strict=True)
+
     def __iter__(self) -> Iterator[tuple[str, Tokens]]:
         """One by one, by request id."""
-        columns = (self.request_ids, self.choices, self.positions, self.token_ids)
-        for name, choice, position, token_id in zip(*columns, strict=True):
+        for name, choice, position, token_id in self.rows():
             yield name, Tokens(choice, position, (token_id,))
 
 

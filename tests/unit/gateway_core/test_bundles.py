@@ -240,6 +240,31 @@ async def test_who_sends_more_than_is_taken_in_is_refused() -> None:
     assert bundle.strands[0].error.code == ResourceExhausted.code
 
 
+async def test_what_is_said_past_a_behaviour_comes_in_order_and_only_while_there_is_room() -> None:
+    said = []
+
+    async def behaviour(requests: Any, call: Any) -> AsyncIterator[Any]:
+        await anext(requests)
+        yield token(1)
+        said.append(call.write_now(token(2).SerializeToString()))
+        yield token(3)
+        large = decoder_pb2.TokenDelta(token_ids=[4] * (5 << 20))
+        said.append(call.write_now(decoder_pb2.GenerateResponse(tokens=large).SerializeToString()))
+        said.append(call.write_now(token(5).SerializeToString()))  # nobody has read the last
+        yield token(6)
+        said.append(call.write_now(token(7).SerializeToString()))
+
+    async def requests() -> AsyncIterator[common_pb2.Bundle]:
+        yield _bundle(1, start().SerializeToString())
+
+    server = BundleServer(behaviour, decoder_pb2.GenerateRequest.FromString, method="test")
+    strands = [strand async for bundle in server.serve(requests()) for strand in bundle.strands]
+    answers = [decoder_pb2.GenerateResponse.FromString(strand.message) for strand in strands[:-1]]
+    assert [answer.tokens.token_ids[0] for answer in answers] == [1, 2, 3, 4, 6, 7]
+    assert said == [True, True, False, True]
+    assert strands[-1].end and not strands[-1].HasField("error")
+
+
 @pytest.mark.parametrize(
     "strands",
     [
