@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from chiasm.channel import connect, messages
-from chiasm.config import DecoderConfig
+from chiasm.channel import messages
 from chiasm.config.decoder import MemoryConfig, ParallelConfig, SchedulerConfig
 from chiasm.digest import language_model_digest, tokenizer_digest, tower_digest
 from chiasm.errors import ChiasmError, InvalidRequest, ResourceExhausted, TooLarge, Unavailable
-from chiasm.server import Server
-from chiasm.telemetry import DecoderMetrics
-from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
-from decoder_svc.admission import room_of
-from decoder_svc.app import describe, main
-from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
-from decoder_svc.config import read_text_config
-from decoder_svc.engine.client import EngineClient, merge
-from decoder_svc.engine.messages import AddRequest, ChoiceDone, FinishReason, StepPlan, Tokens
-from decoder_svc.grammar_check import GrammarCheck
-from decoder_svc.intake import Intake
+from chiasm.v1 import common_pb2, decoder_pb2
+from decoder_svc.app import main
+from decoder_svc.engine.client import merge
+from decoder_svc.engine.messages import AddRequest, ChoiceDone, FinishReason, Tokens
 from decoder_svc.sampling.params import SamplingParams
-from decoder_svc.servicer import SERVICE_NAME, DecoderServicer
 from tests.checkpoints import save_tiny_qwen
+from tests.unit.decoder.served import config_of, ids_of, serving
 from tests.waiting import DEADLINE_S, until
 
 torch.set_num_threads(1)
@@ -39,112 +28,6 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module", name="model")
 def model_(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_qwen(tmp_path_factory.mktemp("tiny"))
-
-
-def config_of(model: Path, **changes: Any) -> DecoderConfig:
-    memory = MemoryConfig(kv_blocks=64, block_size=4, slab_bytes=1 << 20)
-    return DecoderConfig(**{"model": str(model), "memory": memory, **changes})
-
-
-class Decoder:
-    """A served engine."""
-
-    def __init__(self, parts: Parts, client: EngineClient, address: str) -> None:
-        self.parts = parts
-        self.client = client
-        self.channel = connect(address)
-        self.stub = decoder_pb2_grpc.DecoderStub(self.channel)
-
-    @contextmanager
-    def held(self, *, after: int = 0) -> Iterator[None]:
-        """Inside, the engine computes so many steps and no more."""
-        executor, left, go_on = self.parts.executor, [None] * after, threading.Event()
-        submit = executor.submit
-
-        def held_back(plan: StepPlan) -> None:
-            if left:
-                left.pop()
-            else:
-                go_on.wait()
-            submit(plan)
-
-        executor.submit = held_back  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            go_on.set()
-
-    async def call(self, ids: list[int], request_id: str = "r", **sampling: Any) -> Any:
-        call = self.stub.Generate()
-        start = decoder_pb2.GenerateStart(
-            context=common_pb2.RequestContext(request_id=request_id),
-            prompt_token_ids=ids,
-            sampling=decoder_pb2.SamplingParams(**sampling),
-        )
-        await call.write(decoder_pb2.GenerateRequest(start=start))
-        return call
-
-    async def generate(self, ids: list[int], **fields: Any) -> list[decoder_pb2.GenerateResponse]:
-        call = await self.call(ids, **fields)
-        await call.done_writing()
-        return [message async for message in messages(call)]
-
-    async def idle(self) -> None:
-        await until(lambda: not (self.client.load.running or self.client.num_waiting))
-
-
-@asynccontextmanager
-async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
-    model = Path(config.model)
-    text = read_text_config(model)
-    parts = load_parts(config, text, model)
-    warm_up(parts.executor, num_blocks=parts.num_blocks, block_size=config.memory.block_size)
-    metrics = DecoderMetrics()
-    client = EngineClient(
-        max_waiting=config.scheduler.max_waiting_requests,
-        room=room_of(
-            config.scheduler,
-            config.memory,
-            pages=parts.num_blocks,
-            row_bytes=parts.rows.row_bytes,
-        ),
-        metrics=metrics,
-    )
-    core = build_engine(config, parts, client.mailbox, metrics)
-    server = Server("127.0.0.1", 0, drain_s=2.0)
-    grammars = GrammarCheck(parts.grammars)
-    servicer = DecoderServicer(
-        grammars=grammars,
-        intake=Intake(text, max_model_len=parts.max_model_len, max_choices=8),
-        client=client,
-        description=describe(config, text, parts, model, server.port),
-        slab_page_bytes=parts.rows.row_bytes * config.memory.slab_page_rows,
-        slab_pages=parts.slab_pages,
-    )
-    decoder_pb2_grpc.add_DecoderServicer_to_server(servicer, server.grpc)
-    thread = threading.Thread(target=core.run)
-    thread.start()
-    await server.start((SERVICE_NAME,))
-    decoder = Decoder(parts, client, server.address)
-    try:
-        yield decoder
-    finally:
-        await decoder.channel.close()
-        await server.stop()
-        await grammars.close()
-        core.stop()
-        thread.join()
-        parts.executor.close()
-        parts.slab.close()
-
-
-def ids_of(told: list[decoder_pb2.GenerateResponse], choice: int = 0) -> list[int]:
-    return [
-        token
-        for message in told
-        if message.HasField("tokens") and message.tokens.choice == choice
-        for token in message.tokens.token_ids
-    ]
 
 
 async def test_text_is_answered_and_summed_up(model: Path) -> None:
@@ -172,50 +55,6 @@ async def test_the_stop_token_is_counted_but_not_sent(model: Path) -> None:
         assert told[-2].finished.reason == decoder_pb2.FINISH_REASON_STOP
         assert told[-2].finished.stop_token_id == stop
         assert told[-1].done.completion_tokens == first + 1
-
-
-async def test_calls_of_a_bundle_are_told_what_each_is_told_alone(model: Path) -> None:
-    """Some stop early, some want logprobs, some have two choices: one stream, ids in order."""
-    wishes: list[dict[str, Any]] = [
-        {"max_tokens": 3 + 4 * (index % 4), "n": 1 + (index % 3 == 2), "ignore_eos": True}
-        for index in range(10)
-    ]
-    wishes[4]["top_logprobs"] = 1
-    prompts = [[40 + index, 41, 42] for index in range(10)]
-    async with serving(config_of(model)) as decoder:
-        alone = [
-            await decoder.generate(ids, request_id=f"a{index}", **wish)
-            for index, (ids, wish) in enumerate(zip(prompts, wishes, strict=True))
-        ]
-        bundle = common_pb2.Bundle()
-        for index, (ids, wish) in enumerate(zip(prompts, wishes, strict=True)):
-            start = decoder_pb2.GenerateStart(
-                context=common_pb2.RequestContext(request_id=f"b{index}"),
-                prompt_token_ids=ids,
-                sampling=decoder_pb2.SamplingParams(**wish),
-            )
-            message = decoder_pb2.GenerateRequest(start=start).SerializeToString()
-            bundle.strands.add(call=index + 1, message=message)
-        call = decoder.stub.GenerateMany()
-        await call.write(bundle)
-        await call.done_writing()
-        told: dict[int, list[decoder_pb2.GenerateResponse]] = {}
-        async for answer in messages(call):
-            for strand in answer.strands:
-                assert not strand.HasField("error")
-                if strand.HasField("message"):
-                    response = decoder_pb2.GenerateResponse.FromString(strand.message)
-                    told.setdefault(strand.call - 1, []).append(response)
-    for index, before in enumerate(alone):
-        for choice in range(wishes[index]["n"]):
-            assert ids_of(told[index], choice) == ids_of(before, choice)
-            assert _positions(told[index], choice) == list(range(wishes[index]["max_tokens"]))
-        assert told[index][-1].HasField("done")
-
-
-def _positions(told: list[decoder_pb2.GenerateResponse], choice: int) -> list[int]:
-    deltas = [m.tokens for m in told if m.HasField("tokens") and m.tokens.choice == choice]
-    return [delta.position + place for delta in deltas for place in range(len(delta.token_ids))]
 
 
 async def test_logprobs_come_with_every_token(model: Path) -> None:
