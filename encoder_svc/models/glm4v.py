@@ -26,6 +26,7 @@ from encoder_svc.layers.norm import LayerNorm, RMSNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.models.base import VisionTower
+from encoder_svc.models.vision_config import check_activation, read_rope_theta, read_sizes
 
 _SIZES = (
     "depth",
@@ -70,19 +71,13 @@ class VisionConfig:
         Raises:
             ValueError: A field is missing, or asks for what this build lacks.
         """
-        if (act := config.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"vision_config: hidden_act {act!r} is not supported")
-        try:
-            sizes = {name: int(config[name]) for name in _SIZES}
-        except KeyError as error:
-            raise ValueError(f"vision_config: {error.args[0]} is missing") from None
-        rope = config.get("rope_parameters") or {}
+        check_activation(config, "silu")
         return cls(
-            **sizes,
+            **read_sizes(config, *_SIZES),
             geometry=Geometry.from_hf(config, patch=14),
             eps=float(config.get("rms_norm_eps", 1e-5)),
             qkv_bias=bool(config.get("attention_bias", False)),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            rope_theta=read_rope_theta(config),
         )
 
 

@@ -25,6 +25,9 @@ from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.layers.windows import WindowShape, window_layouts
 from encoder_svc.models.base import VisionTower
+from encoder_svc.models.vision_config import check_activation, read_rope_theta, read_sizes
+
+_SIZES = ("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,29 +67,14 @@ class VisionConfig:
         Raises:
             ValueError: A field is missing, or asks for what this build lacks.
         """
-        if (act := config.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"vision_config: hidden_act {act!r} is not supported")
-        try:
-            sizes = {
-                name: int(config[name])
-                for name in (
-                    "depth",
-                    "hidden_size",
-                    "intermediate_size",
-                    "num_heads",
-                    "out_hidden_size",
-                )
-            }
-        except KeyError as error:
-            raise ValueError(f"vision_config: {error.args[0]} is missing") from None
-        rope = config.get("rope_parameters") or {}
+        check_activation(config, "silu")
         return cls(
-            **sizes,
+            **read_sizes(config, *_SIZES),
             geometry=Geometry.from_hf(config, patch=14),
             window_size=int(config.get("window_size", 112)),
             # Some files hold them as strings; compared as such, every block would be windowed.
             full_blocks=frozenset(map(int, config.get("fullatt_block_indexes", (7, 15, 23, 31)))),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            rope_theta=read_rope_theta(config),
         )
 
 

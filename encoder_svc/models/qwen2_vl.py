@@ -23,6 +23,7 @@ from encoder_svc.layers.norm import LayerNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.models.base import VisionTower
+from encoder_svc.models.vision_config import check_activation, read_rope_theta, read_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +49,16 @@ class VisionConfig:
         Raises:
             ValueError: A field is missing, or asks for what this build lacks.
         """
-        if (act := config.get("hidden_act", "quick_gelu")) != "quick_gelu":
-            raise ValueError(f"vision_config: hidden_act {act!r} is not supported")
-        rope = config.get("rope_parameters") or {}
-        try:
-            return cls(
-                depth=int(config.get("depth", 32)),
-                embed_dim=int(config.get("embed_dim", 1280)),
-                num_heads=int(config.get("num_heads", 16)),
-                mlp_ratio=float(config.get("mlp_ratio", 4)),
-                out_hidden_size=int(config["hidden_size"]),
-                geometry=Geometry.from_hf(config, patch=14),
-                rope_theta=float(rope.get("rope_theta", 10000.0)),
-            )
-        except KeyError as error:
-            raise ValueError(f"vision_config: {error.args[0]} is missing") from None
+        check_activation(config, "quick_gelu")
+        return cls(
+            depth=int(config.get("depth", 32)),
+            embed_dim=int(config.get("embed_dim", 1280)),
+            num_heads=int(config.get("num_heads", 16)),
+            mlp_ratio=float(config.get("mlp_ratio", 4)),
+            out_hidden_size=read_sizes(config, "hidden_size")["hidden_size"],
+            geometry=Geometry.from_hf(config, patch=14),
+            rope_theta=read_rope_theta(config),
+        )
 
 
 class Qwen2VisionTower(VisionTower):

@@ -26,6 +26,7 @@ from encoder_svc.layers.norm import LayerNorm
 from encoder_svc.layers.patch_embed import PatchEmbed
 from encoder_svc.layers.rotary import Angles
 from encoder_svc.models.base import VisionTower
+from encoder_svc.models.vision_config import check_activation, read_rope_theta, read_sizes
 
 _SIZES = (
     "depth",
@@ -76,18 +77,12 @@ class VisionConfig:
         Raises:
             ValueError: A field is missing, or asks for what this build lacks.
         """
-        if (act := config.get("hidden_act", "gelu_pytorch_tanh")) != "gelu_pytorch_tanh":
-            raise ValueError(f"vision_config: hidden_act {act!r} is not supported")
-        try:
-            sizes = {name: int(config[name]) for name in _SIZES}
-        except KeyError as error:
-            raise ValueError(f"vision_config: {error.args[0]} is missing") from None
-        rope = config.get("rope_parameters") or {}
+        check_activation(config, "gelu_pytorch_tanh")
         return cls(
-            **sizes,
+            **read_sizes(config, *_SIZES),
             geometry=Geometry.from_hf(config, patch=16),
             deepstack_blocks=tuple(map(int, config.get("deepstack_visual_indexes", (8, 16, 24)))),
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            rope_theta=read_rope_theta(config),
         )
 
 
