@@ -12,48 +12,17 @@ import json
 from aiohttp import web
 
 from chiasm.checkpoint import resolve_model
-from chiasm.digest import processor_digest, tokenizer_digest
-from chiasm.fakes import FakeDecoder, FakeEncoder, Script, serving
+from chiasm.fakes import FakeDecoder, FakeEncoder, Script, serve_pair
 from chiasm.server import until_signal
-from chiasm.v1 import common_pb2, decoder_pb2
 
 MODEL_LEN = 8192
 TOKEN_IDS = tuple(range(97, 123))  # letters of the demo vocabulary
 
 
 async def serve_both(token_s: float) -> None:
-    """An encoder and a decoder until SIGTERM; items land when their rows are ready."""
-    directory = resolve_model("demo")
-    encoder = FakeEncoder()
-
-    async def land(promise: decoder_pb2.Promise) -> None:
-        await encoder.made(promise.parts[0].source.encode_id)
-
-    script = Script(token_ids=TOKEN_IDS * 200, stop_token_id=None, token_s=token_s, land_when=land)
-    decoder = FakeDecoder(script)
-    for peer, role in ((encoder, "encoder"), (decoder, "decoder")):
-        peer.description.MergeFrom(
-            common_pb2.Description(instance_id=role, family="qwen2_5_vl", max_model_len=MODEL_LEN)
-        )
-        peer.description.digests.processor = processor_digest(directory)
-        peer.description.digests.tokenizer = tokenizer_digest(directory)
-    encoder.description.digests.tower = b"tower"
-    decoder.description.rows.CopyFrom(encoder.row_format.to_proto())
-    async with serving(encoder) as one, serving(decoder) as other:
-        encoder.description.advertised_address = one.address
-        decoder.description.advertised_address = other.address
-        forget = asyncio.create_task(_forget(encoder, decoder))
-        print(f"chiasm-ready encoder={one.address} decoder={other.address}", flush=True)
-        await until_signal()
-        forget.cancel()
-
-
-async def _forget(encoder: FakeEncoder, decoder: FakeDecoder) -> None:
-    """Fakes remember every call for tests; here that would be all the memory there is."""
-    while True:
-        await asyncio.sleep(0.5)
-        encoder.forget()
-        decoder.generations[:] = [g for g in decoder.generations if not g.ended]
+    """An encoder and a decoder until SIGTERM."""
+    decoder = FakeDecoder(Script(token_ids=TOKEN_IDS * 200, stop_token_id=None, token_s=token_s))
+    await serve_pair(FakeEncoder(), decoder, resolve_model("demo"), max_model_len=MODEL_LEN)
 
 
 async def serve_openai(token_s: float) -> None:

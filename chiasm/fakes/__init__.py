@@ -2,6 +2,7 @@
 
 from chiasm.fakes.decoder import FakeDecoder, Script
 from chiasm.fakes.encoder import EncoderFaults, FakeEncoder
+from chiasm.fakes.pair import serve_pair
 from chiasm.fakes.rows import pattern_rows
 from chiasm.fakes.serving import serving
 
@@ -11,5 +12,6 @@ __all__ = [
     "FakeEncoder",
     "Script",
     "pattern_rows",
+    "serve_pair",
     "serving",
 ]

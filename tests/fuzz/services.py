@@ -10,19 +10,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from chiasm.checkpoint import resolve_model
-from chiasm.digest import processor_digest, tokenizer_digest
 from chiasm.errors import ChiasmError, InvalidMedia, TooLarge
-from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script, serving
+from chiasm.fakes import EncoderFaults, FakeDecoder, FakeEncoder, Script, serve_pair
 from chiasm.plan import Cause, MediaPlan, Span
-from chiasm.server import until_signal
-from chiasm.v1 import common_pb2, decoder_pb2
 from encoder_svc.geometry import resolve_run
 from encoder_svc.messages import EncodeJob
 from encoder_svc.pixels.settings import read_settings
 from encoder_svc.processor import Processor
 
 ANSWER = "a red circle"
-_FORGET_S = 0.5
 
 
 class Judge:
@@ -59,33 +55,8 @@ async def serve() -> None:
     directory = resolve_model("demo")
     ids = PromptBuilder(directory).encode_text(ANSWER)
     encoder = FakeEncoder(faults=EncoderFaults(judge=Judge()))
-
-    async def land(promise: decoder_pb2.Promise) -> None:
-        await encoder.made(promise.parts[0].source.encode_id)
-
-    decoder = FakeDecoder(Script(token_ids=ids, land_when=land))
-    for peer, role in ((encoder, "encoder"), (decoder, "decoder")):
-        peer.description.MergeFrom(
-            common_pb2.Description(instance_id=role, family="qwen2_5_vl", max_model_len=4096)
-        )
-        peer.description.digests.processor = processor_digest(directory)
-        peer.description.digests.tokenizer = tokenizer_digest(directory)
-    encoder.description.digests.tower = b"tower"
-    decoder.description.rows.CopyFrom(encoder.row_format.to_proto())
-    async with serving(encoder) as one, serving(decoder) as other:
-        encoder.description.advertised_address = one.address
-        decoder.description.advertised_address = other.address
-        forgetting = asyncio.create_task(_forget(encoder, decoder))
-        print(f"chiasm-ready encoder={one.address} decoder={other.address}", flush=True)
-        await until_signal()
-        forgetting.cancel()
-
-
-async def _forget(encoder: FakeEncoder, decoder: FakeDecoder) -> None:
-    while True:
-        await asyncio.sleep(_FORGET_S)
-        encoder.forget()
-        decoder.generations[:] = [g for g in decoder.generations if not g.ended]
+    decoder = FakeDecoder(Script(token_ids=ids))
+    await serve_pair(encoder, decoder, directory, max_model_len=4096)
 
 
 if __name__ == "__main__":
