@@ -82,20 +82,31 @@ def services() -> Iterator[list[Services]]:
         assert set(codes.values()) == {0}, codes
 
 
+NIXL, GRPC = ("--transport", "nixl"), ("--transport", "grpc")
+
+
 @pytest.mark.slow
-def test_wire_bytes_do_not_depend_on_tensor_parallelism(services: list[Services]) -> None:
+@pytest.mark.parametrize(
+    ("memory", "decoders"),
+    [
+        ("DRAM", (NIXL, (*NIXL, *TWO), (*NIXL, *TWO, "--slab-memory", "device"))),
+        ("stream", (GRPC, (*GRPC, *TWO))),
+    ],
+    ids=["nixl", "grpc"],
+)
+def test_wire_bytes_do_not_depend_on_tensor_parallelism(
+    services: list[Services], memory: str, decoders: tuple[tuple[str, ...], ...]
+) -> None:
     """To host memory that the ranks share, and to the first rank's own, which it shares out."""
-    one, two = ("--transport", "nixl"), ("--transport", "nixl", *TWO)
-    own = (*two, "--slab-memory", "device")
-    each = Services(one, two, own)
+    each = Services(*decoders)
     services.append(each)
     answers, sent = set(), [0.0]
-    for which in range(3):
+    for which in range(len(decoders)):
         answers.add(each.ask(f"salt {which}", which))
-        assert each.sent().keys() == {"DRAM"}
-        sent.append(each.sent()["DRAM"])
+        assert each.sent().keys() == {memory}
+        sent.append(each.sent()[memory])
     assert len(answers) == 1
-    assert sent[1] and sent == [sent[1] * count for count in range(4)]
+    assert sent[1] and sent == [sent[1] * count for count in range(len(decoders) + 1)]
 
 
 @pytest.mark.slow
