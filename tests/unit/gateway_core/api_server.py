@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from kubernetes import client
 
 from gateway.discovery.api_server import Cluster
+from tests.integration.cluster import free_port
 
 Object = dict[str, Any]
 
@@ -51,7 +52,7 @@ class FakeApiServer:
         self._changed = threading.Condition()
         self._generation = 0
         self.server: ThreadingHTTPServer | None = None
-        self._port = 0
+        self._port = free_port()
 
     @property
     def cluster(self) -> Cluster:
@@ -95,11 +96,10 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def start(self) -> None:
-        """Listens, on the same port as before if there was one."""
+        """Listens, on the same port each time."""
         handler = type("Handler", (_Handler,), {"api": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
         self.server.daemon_threads = True
-        self._port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:

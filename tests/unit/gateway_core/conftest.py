@@ -31,6 +31,7 @@ from gateway.messages import ChatJob, Event, MediaPart, Message, Role, Sampling,
 from gateway.pipeline import Pipeline
 from gateway.planning import planner_for
 from gateway.prompt import PromptBuilder
+from tests.integration.cluster import free_port
 from tests.waiting import until
 
 MODEL_DIR = resolve_model("demo")
@@ -156,7 +157,7 @@ class RigMaker:
         servers = {}
         for peer in (*es, *ds):
             role = "encoder" if isinstance(peer, FakeEncoder) else "decoder"
-            server = await self._stack.enter_async_context(serving(peer))
+            server = await self._stack.enter_async_context(serving(peer, port=free_port()))
             servers[id(peer)] = server
             peer.description = _description(role, model_len)
             peer.description.features.extend(features)

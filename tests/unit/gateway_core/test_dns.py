@@ -13,6 +13,7 @@ from gateway.clients import EncodeStream
 from gateway.discovery import DnsDiscovery, Fleet
 from gateway.discovery.base import Peer, PeerRole
 from gateway.discovery.dns import getaddrinfo
+from tests.integration.cluster import free_port
 from tests.unit.gateway_core.conftest import EXPECTED
 from tests.waiting import until
 
@@ -130,7 +131,7 @@ async def test_calls_of_a_pod_that_left_its_name_end_in_peace() -> None:
 async def test_a_stranger_at_a_known_address_is_refused() -> None:
     zone = Zone(decoders=set())
     async with AsyncExitStack() as stack:
-        async with serving(encoder()) as server:
+        async with serving(encoder(), port=free_port()) as server:
             zone.hosts["encoders"] = {server.address}
             fleet = Fleet(discovery(zone), EXPECTED)
             fleet.start()
