@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,7 @@ from chiasm.errors import Unauthenticated
 from gateway.api.drain import Gate
 from gateway.api.keys import ApiKeys
 from gateway.api.rest import build_app
+from gateway.tenants import Tenants
 from tests.unit.gateway_face.scripted import ScriptedPipeline, chat, client_of, make_face
 
 KEY, OTHER = "sk-right", "sk-other"
@@ -137,7 +139,9 @@ async def test_limits_of_a_key_are_refused_with_429_and_a_hint(tmp_path: Path) -
     digests = [hashlib.sha256(key.encode()).hexdigest() for key in (KEY, OTHER)]
     path.write_text(f"* requests_per_s=1\n{digests[0]}\n{digests[1]} inflight=0\n")
     keys = ApiKeys.from_file(str(path))
-    async with client_of(make_face(ScriptedPipeline(), keys=keys)) as client:
+    face = make_face(ScriptedPipeline(), keys=keys)
+    face = replace(face, tenants=Tenants(keys.limits_of, clock=lambda: 0.0))  # in no time
+    async with client_of(face) as client:
         first, second = [
             await client.post("/v1/chat/completions", json=chat(), headers=BEARER) for _ in "12"
         ]
