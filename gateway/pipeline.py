@@ -94,9 +94,9 @@ class Pipeline:
                 with timeline.span("plan"):
                     media = await self._intake.read(parts, data)
                     layouts = self._plan(job, media)
-                    prompt = await self._prompt(job, layouts)
-                decoder = await self._decoder(job, prompt, media)
-                order = await self._order(job, prompt, decoder, media, layouts)
+                    prompt = await self._build_prompt(job, layouts)
+                decoder = await self._pick_decoder(job, prompt, media)
+                order = await self._make_order(job, prompt, decoder, media, layouts)
             made = 0  # tokens
             answered = False
             while not answered:
@@ -105,7 +105,7 @@ class Pipeline:
                 flown = self._relay.fly(
                     order,
                     decoder=decoder,
-                    choices=lambda: self._choices(job, prompt),
+                    choices=lambda: self._make_choices(job, prompt),
                     timeline=timeline,
                 )
                 try:
@@ -177,7 +177,7 @@ class Pipeline:
             )
         return layouts
 
-    async def _prompt(self, job: Job, layouts: Sequence[Layout]) -> ExpandedPrompt:
+    async def _build_prompt(self, job: Job, layouts: Sequence[Layout]) -> ExpandedPrompt:
         """Token ids with one run of placeholders per medium."""
         if isinstance(job, ChatJob):
             render = partial(
@@ -198,7 +198,9 @@ class Pipeline:
             ids = job.prompt
         return ExpandedPrompt(ids)
 
-    async def _decoder(self, job: Job, prompt: ExpandedPrompt, media: Sequence[Medium]) -> Endpoint:
+    async def _pick_decoder(
+        self, job: Job, prompt: ExpandedPrompt, media: Sequence[Medium]
+    ) -> Endpoint:
         """The decoder to ask: where this prompt's prefix may be cached, if it is not too busy."""
         contents = [medium.sha256 for medium in media]
         located = list(zip(prompt.offsets, contents, strict=True))
@@ -208,7 +210,7 @@ class Pipeline:
             lambda: self._fleet.decoders.pick(key, tokens=size), otherwise=_missing("decoder")
         )
 
-    async def _order(
+    async def _make_order(
         self,
         job: Job,
         prompt: ExpandedPrompt,
@@ -216,7 +218,7 @@ class Pipeline:
         media: Sequence[Medium],
         layouts: Sequence[Layout],
     ) -> Order:
-        """Refuses what does not fit the context, before any encoder is called; seals the plans."""
+        """Refuses what does not fit the context, before any encoder is called."""
         room = decoder.max_model_len - len(prompt.token_ids)
         param = "messages" if isinstance(job, ChatJob) else "prompt"
         self.admission.tenants.spend_prompt(job.tenant, len(prompt.token_ids))
@@ -228,34 +230,44 @@ class Pipeline:
                 f"{decoder.max_model_len} with at least one for the answer",
                 param=param,
             )
-        items: tuple[Item, ...] = ()
-        if media:
-            tower = await soon(
-                lambda: self._fleet.encoders.tower_for(decoder), otherwise=_missing("encoder")
-            )
-            keys = Keys(tower=tower, processor=self._processor, salt=job.tenant_salt)
-            items = tuple(
-                Item(
-                    index=index,
-                    plan=seal(layout, medium, keys),
-                    data=medium.data,
-                    runs=prompt.runs[index],
-                    param=medium.part.param,
-                    tower=tower,
-                )
-                for index, (medium, layout) in enumerate(zip(media, layouts, strict=True))
-            )
         return Order(
             context=context_of(job),
             token_ids=prompt.token_ids,
-            items=items,
+            items=await self._seal_items(job, prompt, decoder, media, layouts),
             decode_bytes=sum(medium.header.decode_bytes for medium in media),
             sampling=sampling_of(
                 job.sampling, room=room, grammar=grammar_of(job, self._prompts.dialect, prompt)
             ),
         )
 
-    def _choices(self, job: Job, prompt: ExpandedPrompt) -> Choices:
+    async def _seal_items(
+        self,
+        job: Job,
+        prompt: ExpandedPrompt,
+        decoder: Endpoint,
+        media: Sequence[Medium],
+        layouts: Sequence[Layout],
+    ) -> tuple[Item, ...]:
+        """Every medium in its place, its plan with the digest that names its rows."""
+        if not media:
+            return ()
+        tower = await soon(
+            lambda: self._fleet.encoders.tower_for(decoder), otherwise=_missing("encoder")
+        )
+        keys = Keys(tower=tower, processor=self._processor, salt=job.tenant_salt)
+        return tuple(
+            Item(
+                index=index,
+                plan=seal(layout, medium, keys),
+                data=medium.data,
+                runs=prompt.runs[index],
+                param=medium.part.param,
+                tower=tower,
+            )
+            for index, (medium, layout) in enumerate(zip(media, layouts, strict=True))
+        )
+
+    def _make_choices(self, job: Job, prompt: ExpandedPrompt) -> Choices:
         prompts = self._prompts
         toolbox, dialect, aloud = None, None, True
         if isinstance(job, ChatJob):
