@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OF
 
 HEADER = f"{'checkpoint':28} {'prompt':15} {'tokens':>6} {'rows':>9} {'logits':>9} equal ids"
 _RECORD = pytest.StashKey[LayoutRecord]()
+_FINISHED = "finished layouts"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,13 +34,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         file = config.getoption("--layout-record")
         record = config.stash[_RECORD] = LayoutRecord(Path(file) if file else None)
-        config.option.finished_layouts = record.finished
         config.pluginmanager.register(_Keeper(record))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker what is in the record."""
+    node.workerinput[_FINISHED] = node.config.stash[_RECORD].finished
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is in the record."""
-    finished = {tuple(key) for key in config.option.finished_layouts}
+    told = getattr(config, "workerinput", None)
+    keys = config.stash[_RECORD].finished if told is None else told[_FINISHED]
+    finished = {tuple(key) for key in keys}
     done = [item for item in items if key_of(item.nodeid) in finished]
     if done:
         config.hook.pytest_deselected(items=done)
