@@ -1,8 +1,9 @@
 """What a step of decoding costs the engine's thread, with ranks that answer at once.
 
-    python -m bench.step_cpu [--sequences 256] [--profile]
+    python -m bench.step_cpu [--sequences 256] [--waiting 32] [--profile]
 
 Scheduling, the plan, taking the result in and telling of tokens; what ranks compute is left out.
+Those that wait have a picture whose rows never come: they should cost next to nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from chiasm.plan import Grid, MediaPlan, Modality, Part, Promise, Source, Span
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import FetchCommand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -30,6 +32,20 @@ from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
 
 _PROMPT, _ANSWER, _TOKEN = 128, 4000, 7
+_PLAN = MediaPlan(
+    digest=bytes(32),
+    family="qwen2_5_vl",
+    modality=Modality.IMAGE,
+    source_height=224,
+    source_width=224,
+    resized_height=224,
+    resized_width=224,
+    grids=(Grid(1, 16, 16),),
+    num_rows=64,
+    media_bytes=1,
+    media_type="image/png",
+)
+_PROMISE = Promise(0, _PLAN, 20, (Part(0, Span(0, 64), Source(bytes(16), "nobody:1", 1)),))
 
 
 class NoRanks(Executor):
@@ -66,13 +82,18 @@ def _ignore(events: StepEvents, commands: Sequence[FetchCommand], load: EngineLo
     del events, commands, load
 
 
-def engine_of(sequences: int) -> tuple[EngineCore, NoRanks]:
-    """An engine in which so many sequences have been prefilled."""
-    metrics, pool = DecoderMetrics(), BlockPool(sequences * (_PROMPT + _ANSWER + 16) // 16)
+def engine_of(sequences: int, waiting: int) -> tuple[EngineCore, NoRanks]:
+    """An engine in which so many sequences have been prefilled, and so many wait for rows."""
+    metrics, everybody = DecoderMetrics(), sequences + waiting
+    pool = BlockPool(everybody * (_PROMPT + _ANSWER + 16) // 16)
     receiver = EmbeddingReceiver(pages=64, page_rows=64, row_bytes=64)
     ranks, mailbox = NoRanks(sequences), Mailbox(_ignore)
     limits = Limits(
-        max_running=sequences, chunk_tokens=8192, block_size=16, ahead=True, most_rows=sequences
+        max_running=everybody,
+        chunk_tokens=8192,
+        block_size=16,
+        ahead=True,
+        most_rows=sequences,
     )
     scheduler = Scheduler(
         limits, pool=pool, receiver=receiver, prefix=PrefixIndex(pool), metrics=metrics
@@ -81,10 +102,13 @@ def engine_of(sequences: int) -> tuple[EngineCore, NoRanks]:
         scheduler=scheduler, receiver=receiver, executor=ranks, mailbox=mailbox, metrics=metrics
     )
     params = SamplingParams(max_tokens=_ANSWER, temperature=0.0)
-    for index in range(sequences):
+    for index in range(everybody):
         # Of different lengths: the same number of sequences needs a new page in every step.
         prompt = tuple(range(index, index + _PROMPT + index % 16))
-        mailbox.put(AddRequest(request_id=str(index), prompt_ids=prompt, sampling=params))
+        promises = (_PROMISE,) if index >= sequences else ()
+        mailbox.put(
+            AddRequest(request_id=str(index), prompt_ids=prompt, sampling=params, promises=promises)
+        )
     for _ in range(40):
         core.step()
     return core, ranks
@@ -94,16 +118,18 @@ def main() -> None:
     """Prints microseconds of CPU a step, and with --profile where they go."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=0, help="sequences that wait for rows")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    core, ranks = engine_of(args.sequences)
+    core, ranks = engine_of(args.sequences, args.waiting)
     begin, apart = time.process_time(), ranks.seconds
     for _ in range(args.steps):
         core.step()
     spent = time.process_time() - begin - (ranks.seconds - apart)
-    print(f"{args.sequences} sequences: {spent / args.steps * 1e6:.0f} us of CPU a step")
+    beside = f" beside {args.waiting} that wait" if args.waiting else ""
+    print(f"{args.sequences} sequences{beside}: {spent / args.steps * 1e6:.0f} us of CPU a step")
     if args.profile:
         with cProfile.Profile() as profile:
             for _ in range(args.steps):

@@ -7,7 +7,7 @@ The gateway makes them, encoder and decoder obey them. Owns no policy: how a pla
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
@@ -198,12 +198,12 @@ class Promise:
     parts: tuple[Part, ...]
     placeholders: tuple[Span, ...] = ()
     """Prompt positions of its rows, run by run; empty = one run from `prompt_offset` on."""
+    runs: tuple[Span, ...] = field(init=False, repr=False, compare=False)
+    """Prompt positions of its rows; text stands between two runs."""
 
-    @property
-    def runs(self) -> tuple[Span, ...]:
-        """Prompt positions of its rows; text stands between two runs."""
+    def __post_init__(self) -> None:
         whole = Span(self.prompt_offset, self.prompt_offset + self.plan.num_rows)
-        return self.placeholders or (whole,)
+        object.__setattr__(self, "runs", self.placeholders or (whole,))
 
     @property
     def prompt_end(self) -> int:

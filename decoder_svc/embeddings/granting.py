@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chiasm.plan import Span
-from decoder_svc.embeddings.fetch import Fetch, PartState
+from decoder_svc.embeddings.events import Demand
+from decoder_svc.embeddings.fetch import Fetch, ItemState, PartState
 from decoder_svc.embeddings.pages import PagePool
 from decoder_svc.embeddings.rows import ItemRows, Slot
 
+Key = tuple[bytes, int]
+"""A fetch and a segment of it."""
+
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class _Want:
     """A demand, looked up: the rows wanted of one item, and the item's state."""
 
     request_id: str
@@ -25,7 +29,7 @@ class Want:
 class _Round:
     head: str | None
     frontier: bool = True  # every row of the head so far has landed, is on its way or granted now
-    batches: dict[tuple[bytes, int], list[Slot]] = field(default_factory=dict)
+    batches: dict[Key, list[Slot]] = field(default_factory=dict)
 
 
 class GrantPlanner:
@@ -50,10 +54,23 @@ class GrantPlanner:
         self._reserve = reserve
         self._page_rows = page_rows
 
-    def plan(
-        self, wants: Iterable[Want], *, head: str | None
-    ) -> dict[tuple[bytes, int], list[Slot]]:
-        """Slots by (fetch id, segment), in the order in which they are to be granted."""
+    def grants(
+        self, demands: Iterable[Demand], requests: Mapping[str, Mapping[int, ItemState]]
+    ) -> Iterator[tuple[Key, list[Slot]]]:
+        """Slots by fetch and segment, in the order in which they are to be granted.
+
+        A second call with nothing changed between has nothing to add.
+        """
+        wants = [
+            _Want(d.request_id, d.rows, item.rows, item.parts.values())
+            for d in demands
+            if (item := requests.get(d.request_id, {}).get(d.item)) is not None
+        ]
+        unread = (w.request_id for w in wants if _waits_for_rows(requests[w.request_id]))
+        yield from self._plan(wants, head=next(unread, None)).items()
+        yield from self._plan_ahead(wants).items()
+
+    def _plan(self, wants: Iterable[_Want], *, head: str | None) -> dict[Key, list[Slot]]:
         turn = _Round(head)
         for want in wants:
             for gap in want.rows.missing(want.wanted):
@@ -67,9 +84,9 @@ class GrantPlanner:
                         return turn.batches  # whoever comes later may not either
         return turn.batches
 
-    def plan_ahead(self, wants: Iterable[Want]) -> dict[tuple[bytes, int], list[Slot]]:
-        """As `plan`, and after it, for announced rows."""
-        batches: dict[tuple[bytes, int], list[Slot]] = {}
+    def _plan_ahead(self, wants: Iterable[_Want]) -> dict[Key, list[Slot]]:
+        """For announced rows, after those that are ready."""
+        batches: dict[Key, list[Slot]] = {}
         for want in wants:
             for gap in want.rows.missing(want.wanted):
                 for fetch, segment, rows in self._announced_pieces(want.parts, gap):
@@ -128,3 +145,7 @@ class GrantPlanner:
     def _pages(self, rows: Span) -> Iterator[Span]:
         for begin in range(rows.begin, rows.end, self._page_rows):
             yield Span(begin, min(begin + self._page_rows, rows.end))
+
+
+def _waits_for_rows(items: Mapping[int, ItemState]) -> bool:
+    return not all(item.rows.complete for item in items.values())

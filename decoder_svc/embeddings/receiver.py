@@ -36,7 +36,7 @@ from decoder_svc.embeddings.events import (
     SlabRun,
 )
 from decoder_svc.embeddings.fetch import Counters, Fetch, FetchState, ItemState, PartState
-from decoder_svc.embeddings.granting import GrantPlanner, Want
+from decoder_svc.embeddings.granting import GrantPlanner
 from decoder_svc.embeddings.pages import PagePool, PageState
 from decoder_svc.embeddings.rows import ItemRows, Slot, destinations_of
 
@@ -66,6 +66,8 @@ class EmbeddingReceiver:
         new_id: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.counters = Counters()
+        self.revision = 1  # goes up with all that may let a row be granted, or used
+        self._granted: tuple[int, Sequence[Demand]] = (-1, ())
         self._pool = PagePool(pages)
         self._row_bytes = row_bytes
         self._bank_rows = pages * page_rows
@@ -126,15 +128,11 @@ class EmbeddingReceiver:
         who wait for rows: with an empty span who wants none yet, to keep its place and its right to
         the reserve. Rows already granted or landed cost nothing; unknown requests are skipped.
         """
-        wants = [
-            Want(d.request_id, d.rows, item.rows, item.parts.values())
-            for d in demands
-            if (item := self._requests.get(d.request_id, {}).get(d.item)) is not None
-        ]
-        head = next((w.request_id for w in wants if self._waits_for_rows(w.request_id)), None)
-        for batches in (self._planner.plan(wants, head=head), self._planner.plan_ahead(wants)):
-            for (fetch_id, segment), slots in batches.items():
-                self._emit_grants(fetch_id, segment, slots)
+        if self._granted == (self.revision, demands):
+            return  # nothing has moved since
+        self._granted = (self.revision, demands)
+        for (fetch_id, segment), slots in self._planner.grants(demands, self._requests):
+            self._emit_grants(fetch_id, segment, slots)
 
     def landed_until(self, request_id: str, item: int, begin: int) -> int:
         """The largest e such that rows [begin, e) are all landed."""
@@ -146,6 +144,7 @@ class EmbeddingReceiver:
 
     def consume(self, request_id: str, item: int, until: int) -> None:
         """Rows below `until` are not needed any more: they are in the KV cache."""
+        self.revision += 1
         state = self._requests[request_id][item]
         for slot in state.rows.consume(until):
             self._pool.free(slot.page)
@@ -157,6 +156,7 @@ class EmbeddingReceiver:
         Every item named gives its pages back: preempting is a way out of a full slab. Parts of
         which rows were there are reported PREEMPTED; fetches of which nothing has landed go on.
         """
+        self.revision += 1
         for index, first in items_needed.items():
             item = self._requests[request_id][index]
             before = item.rows.consumed
@@ -166,6 +166,7 @@ class EmbeddingReceiver:
 
     def lose_bank(self, bank: int) -> None:
         """That memory is gone, with the rows that have landed in it; others are kept."""
+        self.revision += 1
         for fetch in self._fetches.values():
             fetch.num_grants_lost = fetch.num_grants
         for request_id, items in self._requests.items():
@@ -176,6 +177,7 @@ class EmbeddingReceiver:
 
     def release(self, request_id: str) -> None:
         """The request is over: fetches are cancelled, pages come free as their writers stop."""
+        self.revision += 1
         for item in self._requests.get(request_id, {}).values():
             for part in item.parts.values():
                 for fetch in tuple(part.candidates):
@@ -188,6 +190,7 @@ class EmbeddingReceiver:
 
     def on_event(self, event: FetchEvent) -> None:
         """Takes in one event. Nothing a peer says raises: the worst is a lost part."""
+        self.revision += 1
         fetch = self._fetches.get(event.fetch_id)
         if fetch is None:
             self.counters.stale_events += 1
@@ -243,6 +246,9 @@ class EmbeddingReceiver:
                     assert all(f.live and f.fetch_id in self._fetches for f in part.candidates)
         for page in range(self._pool.num_pages):
             assert self._pool.state(page) is owners.get(page, PageState.FREE), f"page {page} leaked"
+        revision, demands = self._granted
+        missed = revision == self.revision and list(self._planner.grants(demands, self._requests))
+        assert not missed, "what was granted could have been more"
 
     # How it is done.
 
@@ -252,9 +258,6 @@ class EmbeddingReceiver:
 
     def _is_stale(self, attempt: int, newest: int) -> bool:
         return attempt <= newest
-
-    def _waits_for_rows(self, request_id: str) -> bool:
-        return not all(item.rows.complete for item in self._requests[request_id].values())
 
     def _open(
         self, request_id: str, item: int, part: PartState, source: Source, attempt: int
@@ -383,11 +386,8 @@ class EmbeddingReceiver:
         for slot in fetch.slots:
             item.rows.remove(slot)
         fetch.state = FetchState.ENDING
-        unsent = next(
-            (c for c in self._commands if isinstance(c, Open) and c.fetch_id == fetch.fetch_id),
-            None,
-        )
-        if unsent is not None:
+        opens = (c for c in self._commands if isinstance(c, Open) and c.fetch_id == fetch.fetch_id)
+        if (unsent := next(opens, None)) is not None:
             self._commands.remove(unsent)
             self._forget(fetch)
         elif cancel:

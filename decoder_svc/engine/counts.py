@@ -14,7 +14,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_NUM_COUNTS = 13
+_NUM_COUNTS = 14
 
 
 class Counts:
@@ -34,8 +34,10 @@ class Counts:
         """Of prompt and output; the rest as `Sequence` has it."""
         self.pages, self.told, self.newest_page = self._table[8:11]
         """Pages it has, those that ranks know of, and the last one's id."""
-        self.last_step, self.is_over = self._table[11:]
+        self.last_step, self.is_over = self._table[11:13]
         """As `Sequence` has it; whether it has finished."""
+        self.stalled_at = self._table[13]
+        """The receiver's revision at which its next row was missing; 0 = at none."""
 
     def copy(self, at: int, source: Counts, source_at: int) -> None:
         """Takes over the counts of a sequence."""

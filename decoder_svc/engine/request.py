@@ -11,6 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from chiasm.plan import Promise
+from decoder_svc.embeddings.events import Demand
 from decoder_svc.engine.counts import Counts
 from decoder_svc.engine.messages import PENDING, AddRequest, FinishReason, RequestDone
 from decoder_svc.kv_cache.prefix import MediaSpan, root_key
@@ -51,6 +52,8 @@ class Sequence:
         """Pages the prefix index has been told of."""
         self.seat: int | None = None
         """Where ranks keep its state, while it is in the batch or in flight."""
+        self.demands: tuple[int, list[Demand]] = (-1, [])
+        """Rows that it wants soon, and `num_scheduled` when they were counted."""
         self.order = serving_order(request.priority, request.arrival, choice)
         self._counts, self._at = Counts(1), 0
         counts, sampling = self._counts, request.sampling
@@ -127,7 +130,7 @@ class Sequence:
         self.num_published = len(blocks)
         counts, at = self._counts, self._at
         counts.pages[at] = len(blocks)
-        counts.told[at] = 0
+        counts.told[at] = counts.stalled_at[at] = 0
         counts.scheduled[at] = num_tokens
 
     def extend(self, blocks: list[int]) -> None:
@@ -161,6 +164,10 @@ class Sequence:
         if not params.needs_history:
             return Draw(params, self.choice, position, (), tuple(self.output))
         return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
+
+    def stall(self, revision: int) -> None:
+        """Its next row is missing, and will be until the receiver is at another revision."""
+        self._counts.stalled_at[self._at] = revision
 
     def choose(self, step: int) -> None:
         """It is part of the step that is being put together."""

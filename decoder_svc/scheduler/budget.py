@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chiasm.plan import Span
+from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.messages import EmbedSpan
 from decoder_svc.engine.request import Sequence
@@ -100,12 +101,23 @@ def embed_spans(
     )
 
 
-def item_rows(sequence: Sequence, length: int) -> list[tuple[int, Span]]:
-    """The rows that the next `length` tokens stand for, item by item in prompt order."""
-    begin, end = sequence.num_scheduled, sequence.num_scheduled + length
+def demands_of(sequence: Sequence, length: int) -> list[Demand]:
+    """The rows that the next `length` tokens stand for, item by item in prompt order.
+
+    With none of them an empty span. Counted once for each place that the sequence gets to; `length`
+    is the same every time.
+    """
+    begin = sequence.num_scheduled
+    counted_at, demands = sequence.demands
+    if counted_at == begin:
+        return demands
+    request, end = sequence.request, begin + length
     found = []
-    for item, promise in sequence.request.promises.items():
+    for item, promise in request.promises.items():
         rows = Span(promise.row_at(begin), promise.row_at(end))
         if len(rows):
-            found.append((item, rows))
+            found.append(Demand(request.request_id, item, rows))
+    if not found:
+        found = [Demand(request.request_id, next(iter(request.promises)), Span(0, 0))]
+    sequence.demands = (begin, found)
     return found

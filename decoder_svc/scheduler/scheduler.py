@@ -13,7 +13,6 @@ from itertools import chain, islice
 
 import numpy as np
 
-from chiasm.plan import Span
 from chiasm.telemetry import DecoderMetrics
 from decoder_svc.embeddings.events import Demand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
@@ -22,7 +21,7 @@ from decoder_svc.engine.messages import EngineLoad, StepPlan
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
-from decoder_svc.scheduler.budget import Limits, StepBudget, item_rows, landed_chunk
+from decoder_svc.scheduler.budget import Limits, StepBudget, demands_of, landed_chunk
 from decoder_svc.scheduler.decoding import ready_to_decode
 from decoder_svc.scheduler.gate import PromptGate
 from decoder_svc.scheduler.pages import PageTable
@@ -81,11 +80,15 @@ class Scheduler:
         had_pages = self._starved is None
         decodes, self._starved = self._choose_decodes(apart=self._limits.depth)
         chosen = Chosen(decodes, [])
-        prefilling = []
+        prefilling, num_decodes = [], len(self._running)
         if len(decodes) < len(self._running):
-            at = self._running.seats
-            prefilling = self._seats.holders(at[~self._seats.counts.decodes(at)])
-        num_decodes = self._limits.share(len(self._running) - len(prefilling))
+            counts, at = self._seats.counts, self._running.seats
+            at = at[~counts.decodes(at)]
+            num_decodes -= len(at)
+            # Of those whose next row was missing, nothing has come since.
+            stalled = counts.stalled_at[at] == self._receiver.revision
+            prefilling = self._seats.holders(at[~stalled])
+        num_decodes = self._limits.share(num_decodes)
         seats = self._seats.num_free
         if self._gate.opens(
             chain(prefilling, islice(self._waiting, seats)),
@@ -155,12 +158,12 @@ class Scheduler:
         One that is not in the batch is not listed: its rows would hold pages it cannot free.
         """
         ahead = self._limits.chunk_tokens * self._limits.lookahead_chunks
-        found = []
-        for sequence in self._running:
-            request = sequence.request
-            if request.promises and sequence.computed < len(request.prompt):
-                soon = item_rows(sequence, ahead) or [(next(iter(request.promises)), Span(0, 0))]
-                found += [Demand(request.request_id, item, rows) for item, rows in soon]
+        counts, at = self._seats.counts, self._running.seats
+        reading = at[counts.scheduled[at] - counts.in_flight[at] < counts.prompt[at]]
+        found: list[Demand] = []
+        for sequence in self._seats.holders(reading):
+            if sequence.request.promises:
+                found += demands_of(sequence, ahead)
         return found
 
     def load(self) -> EngineLoad:
@@ -252,10 +255,12 @@ class Scheduler:
                 sequence, wanted, self._receiver, least_text=self._limits.least_text
             )
             clock = sequence.request.clock
-            if length == 0 and clock.stalled_since is None:
-                clock.stalled_since = now
-            elif length:
+            if length:
                 clock.stalled_since = None
+            else:
+                sequence.stall(self._receiver.revision)
+                if clock.stalled_since is None:
+                    clock.stalled_since = now
             if length == 0 or budget.tokens == 0 or budget.sequences == 0:
                 continue
             if not self._make_room(sequence, length):

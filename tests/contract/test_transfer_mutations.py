@@ -95,6 +95,11 @@ def forgets_a_head_that_demands_nothing() -> Mutant:
     return mock.patch.object(EmbeddingReceiver, "grant", mutant)
 
 
+def thinks_that_nothing_has_moved() -> Mutant:
+    always = property(lambda _: 1, lambda *_: None)
+    return mock.patch.object(EmbeddingReceiver, "revision", always, create=True)
+
+
 def answers_the_fence_while_writing() -> Mutant:
     fence = FetchTable.fence
 
@@ -136,6 +141,7 @@ def keeps_interest_of_ended_fetches() -> Mutant:
         (lets_the_young_take_the_reserve, STUCK),
         (spends_the_reserve_ahead, STUCK),
         (forgets_a_head_that_demands_nothing, STUCK),
+        (thinks_that_nothing_has_moved, "could have been more"),
         (answers_the_fence_while_writing, REUSED),
         (says_quiesced_while_writing, REUSED),
         (keeps_interest_of_ended_fetches, "interest differs"),

@@ -50,7 +50,7 @@ from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.runner.executor import Executor
 from decoder_svc.runner.rows import columns_of
 from decoder_svc.sampling.params import Draw, Sampled, SamplingParams
-from decoder_svc.scheduler.budget import Limits
+from decoder_svc.scheduler.budget import Limits, landed_chunk
 from decoder_svc.scheduler.scheduler import Scheduler
 
 PAD = 9
@@ -331,6 +331,13 @@ class Simulation:
     def check(self) -> None:
         self.scheduler.check()
         self.receiver.check()
+        running = self.scheduler._running
+        stalled_at = self.scheduler._seats.counts.stalled_at[running.seats]
+        for sequence, revision in zip(running, stalled_at, strict=True):
+            if revision == self.receiver.revision and not sequence.decodes:
+                least = self.scheduler._limits.least_text
+                left = landed_chunk(sequence, sequence.num_left, self.receiver, least_text=least)
+                assert not left, "rows came for one that is passed by"
 
     def run(self, *, most: int = 3000) -> None:
         for _ in range(most):
