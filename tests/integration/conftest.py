@@ -36,5 +36,5 @@ def base_url(gateway: Service) -> str:
 @pytest.fixture(scope="session")
 def client(base_url: str) -> Iterator[OpenAI]:
     """The unmodified OpenAI SDK."""
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=180) as openai:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=280) as openai:
         yield openai

@@ -23,7 +23,7 @@ from encoder_svc import worker as encoder
 from gateway import app as gateway
 
 _GLANCE_S = 0.02
-_READY_S = 60.0
+_READY_S = 180.0
 
 
 class OneProcess:
@@ -104,6 +104,6 @@ class OneProcess:
 
 
 async def _until_ready(url: str) -> None:
-    async with asyncio.timeout(_READY_S), httpx.AsyncClient() as client:
+    async with asyncio.timeout(_READY_S), httpx.AsyncClient(timeout=60) as client:
         while (await client.get(url)).status_code != 200:
             await asyncio.sleep(_GLANCE_S)
