@@ -16,7 +16,7 @@ from chiasm.fakes import FakeDecoder, FakeEncoder, Script, serve_pair
 from chiasm.server import until_signal
 
 MODEL_LEN = 8192
-TOKEN_IDS = tuple(range(97, 123))  # letters of the demo vocabulary
+TOKEN_IDS = tuple(range(64, 90))  # letters of the demo vocabulary
 
 
 async def serve_both(token_s: float) -> None:

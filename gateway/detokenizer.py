@@ -140,13 +140,20 @@ class _ByteDecoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_open = False  # a character is
 
     def push(self, token_ids: Sequence[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._vocabulary.bytes_of, token_ids)))
+        data = b"".join(map(self._vocabulary.bytes_of, token_ids))
+        if not self._is_open and data.isascii():
+            return data.decode()
+        text = self._utf8.decode(data)
+        self._is_open = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         held = self._utf8.getstate()[0]
         self._utf8.reset()
+        self._is_open = False
         # CPython waits for the third byte of a surrogate, which no byte can make a character.
         is_surrogate = held[:1] == b"\xed" and held[1:] >= b"\xa0"
         return _REPLACEMENT * len(held) if is_surrogate else ""

@@ -250,6 +250,8 @@ class Flight:
 
 def joined(news: list[News]) -> list[News]:
     """Tokens of a choice that follow one another as one: who is behind gets longer pieces."""
+    if len(news) == 1:
+        return news
     kept = news[:1]
     for one in news[1:]:
         last = kept[-1]

@@ -16,7 +16,7 @@ from gateway.api.disconnect import cancelled_when_gone
 from gateway.api.face import Face
 from gateway.api.jobs import Caller
 from gateway.api.observe import observed
-from gateway.api.sse import EventStream, chunks
+from gateway.api.sse import EventStream, Frames
 from gateway.api.wire import Choice, Wire
 from gateway.messages import ChoiceDone, Delta, Event, Job, JobDone, Timings, Usage
 
@@ -66,8 +66,7 @@ async def stream(
             first = await anext(events)
     except StopAsyncIteration:
         raise Internal("internal error") from None
-    frames = chunks(first, events, wire, usage=usage, timings=timings)
-    return EventStream(frames, events)
+    return EventStream(first, events, Frames(wire, usage=usage, timings=timings))
 
 
 def run_all(face: Face, jobs: Sequence[Job]) -> Events:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from chiasm.errors import ChiasmError
 from gateway.api.disconnect import cancelled_when_gone
@@ -26,45 +26,56 @@ def error_frames(error: ChiasmError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
-async def chunks(
-    first: Event, events: AsyncIterator[Event], wire: Wire, *, usage: bool, timings: bool
-) -> AsyncIterator[bytes]:
-    """Events as frames. A finish chunk waits for the timings where nothing else carries them."""
-    held: ChoiceDone | None = None
-    event: Event | None = first
-    while event is not None:
-        if held is not None and not isinstance(event, JobDone):
-            yield wire.finish(held.choice, held.reason)
-            held = None
+class Frames:
+    """A pipeline's events as frames.
+
+    Args:
+        wire: Writes chunks.
+        usage: Whether the usage chunk was asked for.
+        timings: Whether the last chunk is to carry the timings.
+    """
+
+    def __init__(self, wire: Wire, *, usage: bool, timings: bool) -> None:
+        self._wire = wire
+        self._usage = usage
+        self._waits = timings and not usage  # a finish chunk, where nothing else carries timings
+        self._held: ChoiceDone | None = None
+        self.last = DONE
+        """What ends the stream, once all events are through."""
+
+    def of(self, event: Event) -> bytes:
+        """What is to be sent now."""
+        before = b""
+        if self._held is not None:
+            done = event if isinstance(event, JobDone) else None
+            before = self._wire.finish(self._held.choice, self._held.reason, done)
+            self._held = None
         if isinstance(event, Delta):
-            wire.count(event)
-            if frame := wire.chunk(event):
-                yield frame
-        elif isinstance(event, ChoiceDone):
-            if timings and not usage:
-                held = event
-            else:
-                yield wire.finish(event.choice, event.reason)
+            self._wire.count(event)
+            return before + self._wire.chunk(event)
+        if isinstance(event, ChoiceDone):
+            if not self._waits:
+                return before + self._wire.finish(event.choice, event.reason)
+            self._held = event
         else:
-            if held is not None:
-                yield wire.finish(held.choice, held.reason, event)
-            if usage:
-                yield wire.last(event)
-        event = await anext(events, None)
-    yield DONE
+            self.last = before + (self._wire.last(event) if self._usage else b"") + DONE
+            return b""
+        return before
 
 
 class EventStream(Response):
-    """Sends frames until they end or the client goes; then closes what makes them.
+    """Sends frames until the events end or the client goes.
 
     Args:
-        frames: What to send.
-        source: The pipeline's generator, closed on every way out.
+        first: Event.
+        source: The others: the pipeline's generator, closed on every way out.
+        frames: Writes them.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes], source: AsyncGenerator[Event, None]) -> None:
-        self.frames = frames
+    def __init__(self, first: Event, source: AsyncGenerator[Event, None], frames: Frames) -> None:
+        self.first = first
         self.source = source
+        self.frames = frames
         self.status_code = 200
         self.media_type = EVENT_STREAM
         self.background = None
@@ -80,6 +91,12 @@ class EventStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-            async for frame in self.frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send(_body(self.frames.of(self.first)))
+            async for event in self.source:
+                if frame := self.frames.of(event):
+                    await send(_body(frame))
+            await send(_body(self.frames.last, more=False))
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

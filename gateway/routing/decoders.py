@@ -7,6 +7,7 @@ line for a prefix is as fixed as its owner, so that what overflows finds its cac
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Collection, Sequence
 
 from gateway.routing.base import Endpoint, Router, Seat, rank
@@ -82,8 +83,8 @@ def prefix_key(salt: bytes, token_ids: Sequence[int], media: Sequence[tuple[int,
         media: (prompt offset, SHA-256 of the bytes) of each item; placeholders all look alike.
     """
     digest = hashlib.sha256(salt)
-    for token_id in token_ids[:PREFIX_TOKENS]:
-        digest.update(token_id.to_bytes(4, "little"))
+    first = token_ids[:PREFIX_TOKENS]
+    digest.update(struct.pack(f"<{len(first)}I", *first))
     for offset, content in media:
         if offset < PREFIX_TOKENS:
             digest.update(content)
