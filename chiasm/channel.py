@@ -74,8 +74,10 @@ async def messages(call: _Readable[T_co]) -> AsyncGenerator[T_co, None]:
     A cancelled call raises `asyncio.CancelledError`, as grpc does.
     """
     while True:
-        with typed_errors():
+        try:  # as `typed_errors`, which takes a microsecond more of every message
             message = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from error
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             return
         yield message

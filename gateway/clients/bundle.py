@@ -95,13 +95,11 @@ class BundledStream(Generic[Request, Response]):
 
     def give_up(self, error: ChiasmError) -> None:
         """The peer does not answer any more: whoever reads gets `error`."""
-        if not self._over:
-            self._say(common_pb2.Strand(call=self._number, cancelled=True))
-            self.finish(error)
+        self._cancel(error, soon=True)
 
     async def close(self) -> None:
-        """Cancels the call if it still runs."""
-        self.give_up(Cancelled("the call was closed"))
+        """Cancels the call if it still runs. Most have said all by then: it goes with others."""
+        self._cancel(Cancelled("the call was closed"), soon=False)
 
     def take(self, strand: common_pb2.Strand) -> None:
         """From the bundle: the peer says something."""
@@ -132,7 +130,12 @@ class BundledStream(Generic[Request, Response]):
         for callback in callbacks:
             callback()
 
-    def _say(self, strand: common_pb2.Strand, *, soon: bool = True) -> None:
+    def _cancel(self, error: ChiasmError, *, soon: bool) -> None:
+        if not self._over:
+            self._say(common_pb2.Strand(call=self._number, cancelled=True), soon=soon)
+            self.finish(error)
+
+    def _say(self, strand: common_pb2.Strand, *, soon: bool) -> None:
         """Of a call the peer knows of."""
         if self._first is self._head:
             self._bundle.post((strand.SerializeToString(),), soon=soon)
