@@ -24,7 +24,7 @@ from chiasm.plan import MediaPlan, Modality
 from chiasm.server import Server
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc, encoder_pb2
 from gateway.clients import DecoderClient, EncoderClient
-from gateway.clients.bundle import BundledStream
+from gateway.clients.bundle import Bundle, BundledStream
 from gateway.clients.encoder import send_media
 from gateway.messages import Delta, Sampling
 from tests.unit.gateway_core.conftest import RigMaker, chat, collect, picture, png
@@ -207,6 +207,41 @@ async def test_a_stream_that_breaks_takes_its_calls_and_the_next_finds_a_new_one
         peer.go_on.set()
         assert await read(await opened(client, "wait")) == [1, 2]
         assert peer.streams == 2
+
+
+class Told:
+    """A stream to a peer that says nothing."""
+
+    def __init__(self) -> None:
+        self.bundles: list[list[tuple[int, bool]]] = []
+        """Call, and whether it is cancelled, of every strand."""
+
+    async def write(self, data: bytes) -> None:
+        strands = common_pb2.Bundle.FromString(data).strands
+        self.bundles.append([(strand.call, strand.cancelled) for strand in strands])
+
+    async def read(self) -> None:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_a_closed_call_is_cancelled_with_what_is_said_next_or_soon() -> None:
+    told: Any = Told()
+    bundle = Bundle(told)
+    parse = decoder_pb2.GenerateResponse.FromString
+    first: Stream = bundle.open(parse, timeout_s=30.0)
+    second: Stream = bundle.open(parse, timeout_s=30.0)
+    await first.send(start())
+    await until(lambda: len(told.bundles) == 1)
+    await first.close()
+    await second.send(start())
+    await until(lambda: len(told.bundles) == 2)
+    await second.close()
+    await until(lambda: len(told.bundles) == 3)
+    assert told.bundles == [[(1, False)], [(1, True), (2, False)], [(2, True)]]
+    await bundle.close()
 
 
 async def test_a_client_closed_at_once_ends_its_calls() -> None:
