@@ -20,16 +20,6 @@ _RECORD = pytest.StashKey[LayoutRecord]()
 _FINISHED = "finished layouts"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Nothing depends on the machine's speed: Hypothesis would fail an example that takes 0.2 s."""
-    if config.pluginmanager.hasplugin("hypothesispytest"):  # a machine for GPU tests has none
-        from hypothesis import HealthCheck, settings
-
-        slow = [HealthCheck.too_slow]
-        settings.register_profile("any-speed", deadline=None, suppress_health_check=slow)
-        settings.load_profile("any-speed")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make parity` asks for beyond the usual run."""
     parser.addoption("--every-layout", action="store_true", help="all layouts of all families")
@@ -39,8 +29,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _any_speed() -> None:
+    """Nothing depends on the machine's speed: Hypothesis would fail an example that takes 0.2 s."""
+    from hypothesis import HealthCheck, settings
+
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("any-speed", deadline=None, suppress_health_check=slow)
+    settings.load_profile("any-speed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Reads the record once: workers are told, as all of them must find the same tests."""
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # a machine for GPU tests has none
+        _any_speed()
     if not hasattr(config, "workerinput"):
         file = config.getoption("--layout-record")
         record = config.stash[_RECORD] = LayoutRecord(Path(file) if file else None)
