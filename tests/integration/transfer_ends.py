@@ -91,7 +91,8 @@ async def _fetch(decoder: loopback.Decoder, name: str, source: Source, patience_
     window = 2 * PAGES * PAGE_ROWS // 3
     decoder.want(name, plan, [source], until=window)
     try:
-        await decoder.until(lambda: _over(decoder, name, window), timeout_s=patience_s)
+        async with asyncio.timeout(patience_s):
+            await decoder.until(lambda: _over(decoder, name, window))
     except TimeoutError:
         decoder.drop(name)
         return "late"
