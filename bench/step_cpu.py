@@ -3,15 +3,20 @@
     python -m bench.step_cpu [--sequences 256] [--waiting 32] [--profile]
 
 Scheduling, the plan, taking the result in and telling of tokens; what ranks compute is left out.
-Those that wait have a picture whose rows never come: they should cost next to nothing.
+One line each for: greedy requests; with the frames that ranks of their own would be sent; requests
+with a temperature; and answers that end and are followed by others, prompts included. Those that
+wait have a picture whose rows never come: they should cost next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import itertools
 import logging
 import pstats
+import random
+import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,9 +27,17 @@ from decoder_svc.embeddings.events import FetchCommand
 from decoder_svc.embeddings.receiver import EmbeddingReceiver
 from decoder_svc.engine.core import EngineCore
 from decoder_svc.engine.mailbox import Mailbox
-from decoder_svc.engine.messages import AddRequest, EngineLoad, StepEvents, StepPlan, StepResult
+from decoder_svc.engine.messages import (
+    AddRequest,
+    EngineLoad,
+    RequestDone,
+    StepEvents,
+    StepPlan,
+    StepResult,
+)
 from decoder_svc.kv_cache.block_pool import BlockPool
 from decoder_svc.kv_cache.prefix import PrefixIndex
+from decoder_svc.runner.codec import decode, encode
 from decoder_svc.runner.executor import Executor
 from decoder_svc.runner.rows import drawing_seats
 from decoder_svc.sampling.params import SamplingParams
@@ -32,6 +45,8 @@ from decoder_svc.scheduler.budget import Limits
 from decoder_svc.scheduler.scheduler import Scheduler
 
 _PROMPT, _ANSWER, _TOKEN = 128, 4000, 7
+_SHORT_ANSWER = 200  # on average, where answers end
+_BLOCK = 16
 _PLAN = MediaPlan(
     digest=bytes(32),
     family="qwen2_5_vl",
@@ -53,65 +68,115 @@ class NoRanks(Executor):
 
     Args:
         most_rows: Sequences of a step that are told in columns.
+        frames: Whether plans and results are packed as for processes.
     """
 
     depth = 2
 
-    def __init__(self, most_rows: int) -> None:
+    def __init__(self, most_rows: int, *, frames: bool = False) -> None:
         self.most_rows = most_rows
         self.seconds = 0.0
-        self._plans: deque[StepPlan] = deque()
+        self._frames = frames
+        self._results: deque[StepResult | bytes] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """See the base class."""
-        self._plans.append(plan)
+        if self._frames:
+            encode(plan)
+        begin = time.thread_time()
+        result = StepResult(plan.step, token_ids=(_TOKEN,) * len(drawing_seats(plan)))
+        self._results.append(encode(result) if self._frames else result)
+        self.seconds += time.thread_time() - begin
 
     def collect(self) -> StepResult:
         """See the base class."""
-        begin = time.process_time()
-        plan = self._plans.popleft()
-        result = StepResult(plan.step, token_ids=(_TOKEN,) * len(drawing_seats(plan)))
-        self.seconds += time.process_time() - begin
+        result = self._results.popleft()
+        if isinstance(result, bytes):
+            result = decode(result)  # type: ignore[assignment]
+        assert isinstance(result, StepResult), "results come up"
         return result
 
     def close(self) -> None:
         """See the base class."""
 
 
-def _ignore(events: StepEvents, commands: Sequence[FetchCommand], load: EngineLoad) -> None:
-    del events, commands, load
+class Bench:
+    """An engine in which so many sequences decode.
 
+    Args:
+        sequences: How many.
+        waiting: How many more wait for rows.
+        frames: See `NoRanks`.
+        temperature: Of every request.
+        ends: Whether answers end; for each, another request comes.
+    """
 
-def engine_of(sequences: int, waiting: int) -> tuple[EngineCore, NoRanks]:
-    """An engine in which so many sequences have been prefilled, and so many wait for rows."""
-    metrics, everybody = DecoderMetrics(), sequences + waiting
-    pool = BlockPool(everybody * (_PROMPT + _ANSWER + 16) // 16)
-    receiver = EmbeddingReceiver(pages=64, page_rows=64, row_bytes=64)
-    ranks, mailbox = NoRanks(sequences), Mailbox(_ignore)
-    limits = Limits(
-        max_running=everybody,
-        chunk_tokens=8192,
-        block_size=16,
-        ahead=True,
-        most_rows=sequences,
-    )
-    scheduler = Scheduler(
-        limits, pool=pool, receiver=receiver, prefix=PrefixIndex(pool), metrics=metrics
-    )
-    core = EngineCore(
-        scheduler=scheduler, receiver=receiver, executor=ranks, mailbox=mailbox, metrics=metrics
-    )
-    params = SamplingParams(max_tokens=_ANSWER, temperature=0.0)
-    for index in range(everybody):
-        # Of different lengths: the same number of sequences needs a new page in every step.
-        prompt = tuple(range(index, index + _PROMPT + index % 16))
-        promises = (_PROMISE,) if index >= sequences else ()
-        mailbox.put(
-            AddRequest(request_id=str(index), prompt_ids=prompt, sampling=params, promises=promises)
+    def __init__(
+        self,
+        sequences: int,
+        *,
+        waiting: int = 0,
+        frames: bool = False,
+        temperature: float = 0.0,
+        ends: bool = False,
+    ) -> None:
+        metrics = DecoderMetrics()
+        pool = BlockPool((sequences + waiting) * (_PROMPT + _ANSWER + _BLOCK) // _BLOCK)
+        receiver = EmbeddingReceiver(pages=64, page_rows=64, row_bytes=64)
+        self.ranks, self._mailbox = NoRanks(sequences, frames=frames), Mailbox(self._hear)
+        limits = Limits(
+            max_running=sequences + waiting,
+            chunk_tokens=8192,
+            block_size=_BLOCK,
+            ahead=True,
+            most_rows=sequences,
+            mixed_tokens=1536,
+            prefill_delay=4,
         )
-    for _ in range(40):
-        core.step()
-    return core, ranks
+        scheduler = Scheduler(
+            limits, pool=pool, receiver=receiver, prefix=PrefixIndex(pool), metrics=metrics
+        )
+        self.core = EngineCore(
+            scheduler=scheduler,
+            receiver=receiver,
+            executor=self.ranks,
+            mailbox=self._mailbox,
+            metrics=metrics,
+        )
+        self._ends, self._temperature = ends, temperature
+        self._names = itertools.count()
+        self._random = random.Random(0)
+        for _ in range(waiting):
+            self._ask((_PROMISE,))
+        for _ in range(sequences + 64 * ends):  # some wait, so that all seats are taken
+            self._ask()
+        for _ in range(2 * _SHORT_ANSWER if ends else 40):
+            self.core.step()
+
+    def measure(self, steps: int) -> list[float]:
+        """Microseconds of the thread's CPU for each step, ranks left out."""
+        spent = []
+        for _ in range(steps):
+            begin, apart = time.thread_time(), self.ranks.seconds
+            self.core.step()
+            spent.append((time.thread_time() - begin - (self.ranks.seconds - apart)) * 1e6)
+        return spent
+
+    def _ask(self, promises: tuple[Promise, ...] = ()) -> None:
+        index = next(self._names)
+        # Of different lengths: about as many sequences need a new page in every step.
+        prompt = tuple(range(index, index + _PROMPT + index % _BLOCK))
+        most = self._random.randint(1, 2 * _SHORT_ANSWER) if self._ends else _ANSWER
+        params = SamplingParams(max_tokens=most, temperature=self._temperature, stop_token_ids=(2,))
+        add = AddRequest(
+            request_id=str(index), prompt_ids=prompt, sampling=params, promises=promises
+        )
+        self._mailbox.put(add)
+
+    def _hear(self, events: StepEvents, commands: Sequence[FetchCommand], load: EngineLoad) -> None:
+        for _, event in events.others:
+            if isinstance(event, RequestDone):
+                self._ask()
 
 
 def main() -> None:
@@ -119,22 +184,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=0, help="sequences that wait for rows")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    core, ranks = engine_of(args.sequences, args.waiting)
-    begin, apart = time.process_time(), ranks.seconds
-    for _ in range(args.steps):
-        core.step()
-    spent = time.process_time() - begin - (ranks.seconds - apart)
-    beside = f" beside {args.waiting} that wait" if args.waiting else ""
-    print(f"{args.sequences} sequences{beside}: {spent / args.steps * 1e6:.0f} us of CPU a step")
-    if args.profile:
-        with cProfile.Profile() as profile:
-            for _ in range(args.steps):
-                core.step()
-        pstats.Stats(profile).sort_stats("tottime").print_stats(20)
+    print(f"{args.sequences} sequences, us of CPU a step: mean, median, least tenth")
+    for name, settings in (
+        ("greedy", {}),
+        ("greedy, frames", {"frames": True}),
+        ("temperature", {"temperature": 0.7}),
+        ("answers end", {"ends": True}),
+    ):
+        bench = Bench(args.sequences, waiting=args.waiting, **settings)  # type: ignore[arg-type]
+        spent = sorted(bench.measure(args.steps))
+        mean, median = statistics.mean(spent), statistics.median(spent)
+        print(f"{name:16} {mean:6.0f} {median:6.0f} {spent[len(spent) // 10]:6.0f}")
+        if args.profile:
+            with cProfile.Profile() as profile:
+                for _ in range(args.steps):
+                    bench.core.step()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(20)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_NUM_COUNTS = 14
+_NUM_COUNTS = 18
 
 
 class Counts:
@@ -27,16 +27,18 @@ class Counts:
     def __init__(self, size: int) -> None:
         self._table = np.zeros((_NUM_COUNTS, size), dtype=np.int64)
         # What never changes.
-        self.prompt, self.most, self.delta, self.needs_host = self._table[:4]
-        """Tokens of the prompt; of prompt and output at most; the rest as `Request` has it."""
+        self.prompt, self.most, self.delta, self.choice = self._table[:4]
+        """Tokens of the prompt; of prompt and output at most; the rest as elsewhere."""
+        self.is_plain, self.needs_host, self.has_siblings = self._table[4:7]
+        """As `Request` has it; whether the request has other choices."""
         # What does.
-        self.tokens, self.scheduled, self.in_flight, self.drawing = self._table[4:8]
+        self.tokens, self.scheduled, self.in_flight, self.drawing = self._table[7:11]
         """Of prompt and output; the rest as `Sequence` has it."""
-        self.pages, self.told, self.newest_page = self._table[8:11]
+        self.pages, self.told, self.newest_page = self._table[11:14]
         """Pages it has, those that ranks know of, and the last one's id."""
-        self.last_step, self.is_over = self._table[11:13]
-        """As `Sequence` has it; whether it has finished."""
-        self.stalled_at = self._table[13]
+        self.last_step, self.is_heard, self.is_over = self._table[14:17]
+        """As `Sequence` has it; whether it has drawn a token in this life, and finished."""
+        self.stalled_at = self._table[17]
         """The receiver's revision at which its next row was missing; 0 = at none."""
 
     def copy(self, at: int, source: Counts, source_at: int) -> None:

@@ -60,7 +60,10 @@ class Sequence:
         counts.prompt[0] = request.num_prompt
         counts.most[0] = request.num_prompt + sampling.max_tokens
         counts.delta[0] = request.position_delta
+        counts.choice[0] = choice
+        counts.is_plain[0] = request.is_plain
         counts.needs_host[0] = request.needs_host_state
+        counts.has_siblings[0] = request.num_choices > 1
         counts.tokens[0] = request.num_prompt + len(output)
 
     @property
@@ -196,6 +199,7 @@ class Sequence:
             return FinishReason.STOP
         self.output.append(token_id)
         self._counts.tokens[self._at] += 1
+        self._counts.is_heard[self._at] = True
         return FinishReason.LENGTH if len(self.output) >= params.max_tokens else None
 
     def check(self) -> None:
@@ -237,6 +241,7 @@ class Request:
         self.position_delta = add.position_delta
         """Added to a token's index beyond the prompt to get its position."""
         resume = add.resume or ((),) * add.sampling.n
+        self.num_choices = len(resume)
         self.sequences = [Sequence(self, index, output) for index, output in enumerate(resume)]
 
     @property

@@ -5,6 +5,7 @@ What is done for each of them in every step is done in arrays, or in loops witho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import compress
 
@@ -13,6 +14,44 @@ import numpy as np
 from decoder_svc.engine.counts import Counts, Ints
 from decoder_svc.engine.messages import NO_PAGE, PENDING, DecodeRows, StepTokens
 from decoder_svc.engine.request import Sequence
+from decoder_svc.sampling.params import Draw
+
+
+class Roster:
+    """Who sits where, in columns.
+
+    Args:
+        size: Seats.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.counts = Counts(size)
+        self.sequences = np.full(size, None, dtype=object)
+        self.request_ids = np.full(size, None, dtype=object)
+        self.params = np.full(size, None, dtype=object)
+        self.appends = np.full(size, None, dtype=object)
+        """Add a token to an output."""
+        self.stop_ids: Counter[int] = Counter()
+        """That end one of them or another."""
+
+    def enter(self, seat: int, sequence: Sequence) -> None:
+        """Somebody sits down."""
+        sequence.sit(seat, self.counts)
+        self.sequences[seat] = sequence
+        self.request_ids[seat] = sequence.request.request_id
+        self.params[seat] = sequence.request.sampling
+        self.appends[seat] = sequence.output.append
+        self.stop_ids.update(sequence.request.sampling.stop_token_ids)
+
+    def leave(self, seat: int) -> None:
+        """And leaves."""
+        for token_id in self.sequences[seat].request.sampling.stop_token_ids:
+            self.stop_ids[token_id] -= 1
+            if not self.stop_ids[token_id]:
+                del self.stop_ids[token_id]
+        self.sequences[seat].leave()
+        for column in (self.sequences, self.request_ids, self.params, self.appends):
+            column[seat] = None
 
 
 class Cohort:
@@ -20,21 +59,18 @@ class Cohort:
 
     Args:
         at: [S], their seats.
-        sequences: Who sits there.
-        counts: Of the batch.
+        roster: Who sits there.
     """
 
-    def __init__(self, at: Ints, sequences: list[Sequence], counts: Counts) -> None:
+    def __init__(self, at: Ints, roster: Roster) -> None:
         self.at = at
-        self.sequences = sequences
-        self._counts = counts
-        self.request_ids = tuple([s.request.request_id for s in sequences])
-        self._choices = tuple([s.choice for s in sequences])
-        self._appends = [s.output.append for s in sequences]
-        self._stop_ids = frozenset().union(*{s.request.sampling.stop_token_ids for s in sequences})
-        self._is_plain = all(s.request.is_plain for s in sequences)
-        self._unheard = list(range(len(sequences)))
-        """Who may not have drawn its first token yet."""
+        self.sequences: list[Sequence] = roster.sequences[at].tolist()
+        self._roster = roster
+        self._counts = roster.counts
+        self._request_ids = tuple(roster.request_ids[at].tolist())
+        self._choices = tuple(roster.counts.choice[at].tolist())
+        self._appends = roster.appends[at].tolist()
+        self._is_plain = bool(roster.counts.is_plain[at].all())
 
     def begin(self) -> DecodeRows:
         """They are part of a step. Returns what ranks are told."""
@@ -51,10 +87,18 @@ class Cohort:
         is_new = pages > told
         numbers[4] = np.where(is_new, told, NO_PAGE)
         numbers[5] = np.where(is_new, counts.newest_page[at], 0)
-        draws = () if self._is_plain else tuple([s.draw() for s in self.sequences])
+        draws = () if self._is_plain else self._draws()
         counts.told[at] = pages
         counts.begin(at)
         return DecodeRows(numbers.tobytes(), draws)
+
+    def _draws(self) -> tuple[Draw, ...]:
+        counts, at = self._counts, self.at
+        if counts.needs_host[at].any():
+            return tuple([s.draw() for s in self.sequences])
+        positions = counts.tokens[at] + counts.drawing[at] - counts.prompt[at]
+        params = self._roster.params[at].tolist()
+        return tuple(map(Draw, params, self._choices, positions.tolist()))
 
     def end(self, *, counts: bool) -> list[int]:
         """The step is over; with `counts` it computed what it should.
@@ -80,18 +124,13 @@ class Cohort:
         """
         counts, at = self._counts, self.at
         tokens = counts.tokens[at]
-        apart = tokens + 1 >= counts.most[at]
+        apart = (tokens + 1 >= counts.most[at]) | (counts.is_heard[at] == 0)
         apart[list(over)] = True
-        if self._unheard:
-            sequences = self.sequences
-            self._unheard = [
-                i for i in self._unheard if sequences[i].request.clock.first_token is None
-            ]
-            apart[self._unheard] = True
-        if not self._stop_ids.isdisjoint(token_ids):
-            apart |= [token_id in self._stop_ids for token_id in token_ids]
+        stop_ids = self._roster.stop_ids
+        if not stop_ids.keys().isdisjoint(token_ids):
+            apart |= [token_id in stop_ids for token_id in token_ids]
         positions = tuple((tokens - counts.prompt[at]).tolist())
-        columns = (self.request_ids, self._choices, positions, token_ids)
+        columns = (self._request_ids, self._choices, positions, token_ids)
         if not apart.any():
             counts.tokens[at] = tokens + 1
             for append, token_id in zip(self._appends, token_ids, strict=True):

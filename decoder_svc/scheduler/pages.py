@@ -73,7 +73,7 @@ class PageTable:
     def fits(self, sequence: Sequence, found: Found, running: Queue) -> bool:
         """Whether pages last for this sequence's tokens beside those promised to running ones."""
         promised = self._seats.counts.num_pages_missing(running.seats, self._size)
-        promised += sum(self._tails(s.request) for s in running if len(s.request.sequences) > 1)
+        promised += sum(self._tails(s.request) for s in self._seats.parents(running))
         free = self._pool.num_free - self._pool.num_revived(found.blocks)
         wanted = self._limits.pages(sequence.num_tokens + sequence.num_drawing + 1)
         own = max(0, wanted - len(found.blocks)) + self._tails(sequence.request)
