@@ -137,8 +137,9 @@ _LAYOUTS = """
 
 The same 16 greedy tokens of five prompts (one twice, for the prefix cache) as one rank gives that
 reads prompts whole, on tp {1, 2} x pp {1, 2, 4}, with experts also ep 2, x prompts in chunks of 16
-or whole x prefix cache on and off. 12 layers each; ranks are processes. *whole*: engine and rows in
-one process; *split*: encoder, decoder and gateway serve on ports of their own, a client asks.
+or whole x prefix cache on and off. 12 layers each; several ranks are as many processes. *whole*:
+engine and rows in one process, no services. *split*: encoder, decoder and gateway serve on ports of
+their own and talk over them, all three in the test's process; a client asks, some prompts at once.
 """
 _TABLE = "\n| architecture | whole | split |\n|---|---:|---:|\n"
 
