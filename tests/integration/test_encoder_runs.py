@@ -216,7 +216,7 @@ async def test_two_workers_are_nearly_twice_as_fast(slow: Stack, pace: Path, dat
         assert sum(shares) == FRAMES // 2 * 4 * CELLS[0] * CELLS[1]
         assert sum(shares) / max(shares) >= 1.8, shares
         alone_s = together_s = math.inf
-        for _ in range(5):
+        for _ in range(8):
             took_s, (whole,) = await timed(clients[:1], data, 1)
             alone_s = min(alone_s, took_s)
             took_s, parts = await timed(clients, data, 2)
@@ -225,4 +225,4 @@ async def test_two_workers_are_nearly_twice_as_fast(slow: Stack, pace: Path, dat
             if alone_s / together_s >= 1.8:
                 break
     print(f"{shares} patches; {alone_s:.2f} s on one worker, {together_s:.2f} s on two")
-    assert alone_s / together_s >= 1.3
+    assert alone_s / together_s >= 1.8

@@ -95,7 +95,6 @@ class Client:
     errors: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
-    """To be read: how long requests take is bounded by the limit of `ask` alone."""
     _ending: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -148,13 +147,16 @@ def test_the_demos_answers_are_right_over_four_hosts(site: Site) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("host", ["enc", "b", "a"])
-def test_a_cable_is_pulled_for_twenty_seconds(site: Site, host: str) -> None:
-    """Every request ends, well or with a word of why, and what was cut off is used again.
-
-    Of an encoder silence is noticed after four seconds, and who does not answer is left: requests
-    end while it is away. Ranks are given up after 20 s, and requests wait for others.
-    """
+@pytest.mark.parametrize(
+    ("host", "within_s"),
+    [
+        ("enc", 20.0),  # silence is noticed after four seconds, and who does not answer is left
+        ("b", 90.0),  # the ranks are given up after 20 s, and requests wait for others
+        ("a", 90.0),
+    ],
+)
+def test_a_cable_is_pulled_for_twenty_seconds(site: Site, host: str, within_s: float) -> None:
+    """Every request ends in time, well or with a word of why; what was cut off is used again."""
     circle = next(case for case in demo_cases() if "circle" in case.answer and not case.has_video)
     words = user_message((), "What is in the picture?")
     pictures = Client(site.url, user_message(circle.parts, circle.question), circle.answer)
@@ -184,6 +186,7 @@ def test_a_cable_is_pulled_for_twenty_seconds(site: Site, host: str) -> None:
             f"slowest {client.slowest_s:.1f} s, back after {back_s:.1f} s: {set(client.errors)}"
         )
         assert not client.problems
+        assert client.slowest_s < within_s
     if host == "enc":
         assert pictures.errors and not texts.errors, "texts need no encoder"
     assert all(service.process.poll() is None for service in site.services.values())

@@ -23,6 +23,8 @@ from tests.kube.control_plane import until
 
 pytestmark = pytest.mark.timeout(1800)
 
+IN_USE_S = 5.0
+
 LOCAL = ("--host", "--port", "--grpc-port", "--advertise-host", "--metrics-port", "--model")
 DOWN_S = 30.0
 OTHERS = ("api/v1/namespaces/default/pods", SLICES.replace(NAMESPACE, "default"))
@@ -158,6 +160,7 @@ def two_more_take_their_share(cluster: Cluster, pods: Pods, load: Load) -> None:
     for number in (1, 2):
         cluster.put_slice(f"e-{number + 1}", "chiasm-encoder", pods.encoders[number])
     used_s = until(lambda: min(pods.encoded()) > 0, PATIENCE_S, "new pods are in use")
+    assert used_s < IN_USE_S
     before = pods.encoded()
     answers(load, 600)  # a share of a third is off by ten percent once in a million
     gained = [now - then for now, then in zip(pods.encoded(), before, strict=True)]
@@ -193,4 +196,5 @@ def who_leaves_is_left_and_may_come_back(cluster: Cluster, pods: Pods, load: Loa
     assert pods.encoded()[1:] == before[1:]
     cluster.put_slice("e-2", "chiasm-encoder", pods.encoders[1])
     back_s = until(lambda: pods.encoded()[1] > before[1], PATIENCE_S, "who comes back is in use")
+    assert back_s < IN_USE_S
     print(f"dropped after {dropped_s:.1f} s, in use again after {back_s:.1f} s")
