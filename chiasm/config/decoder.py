@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.bounds import check_not_negative, check_positive
 from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
@@ -22,8 +23,7 @@ class ParallelConfig:
     """File with the secret by which ranks of other hosts are known; needed for several hosts."""
 
     def __post_init__(self) -> None:
-        if min(self.tp_size, self.pp_size, self.ep_size) < 1:
-            raise ValueError("--tp-size, --pp-size and --ep-size must be at least 1")
+        check_positive(self, "tp_size", "pp_size", "ep_size")
 
     @property
     def world_size(self) -> int:
@@ -56,12 +56,15 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_choice("--async-scheduling", self.async_scheduling, "auto", "on", "off")
-        if self.max_running_requests < 1 or self.chunked_prefill_size < 1:
-            raise ValueError("--max-running-requests and --chunked-prefill-size must be positive")
-        if self.max_waiting_tokens < 0 or self.max_waiting_embedding_bytes < 0:
-            raise ValueError("limits of what waits must not be negative")
-        if self.max_mixed_tokens < 0 or self.max_prefill_delay < 0:
-            raise ValueError("--max-mixed-tokens and --max-prefill-delay must not be negative")
+        check_positive(self, "max_running_requests", "chunked_prefill_size")
+        check_not_negative(
+            self,
+            "max_waiting_requests",
+            "max_waiting_tokens",
+            "max_waiting_embedding_bytes",
+            "max_mixed_tokens",
+            "max_prefill_delay",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +87,7 @@ class MemoryConfig:
     """device: nixl may also write rows into the first rank's memory; host: not; auto: on cuda."""
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.slab_page_rows < 1 or self.slab_bytes < 1:
-            raise ValueError("--block-size, --slab-page-rows and --slab-bytes must be positive")
+        check_positive(self, "block_size", "slab_page_rows", "slab_bytes")
         check_choice("--slab-memory", self.slab_memory, "auto", "host", "device")
         if not 0 < self.mem_fraction_static < 1:
             raise ValueError("--mem-fraction-static must be between 0 and 1")
@@ -128,6 +130,8 @@ class DecoderConfig:
     """sampled (64 KiB of every tensor) or full."""
 
     def __post_init__(self) -> None:
+        check_not_negative(self, "max_model_len", "num_threads")
+        check_positive(self, "embedding_timeout_s")
         backend = self.attention_backend
         check_choice("--attention-backend", backend, "auto", "flashinfer", "reference")
         check_choice("--load-format", self.load_format, "auto", "dummy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.bounds import check_not_negative, check_positive
 from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
@@ -51,18 +52,18 @@ class EncoderConfig:
     """sampled (64 KiB of every tensor) or full."""
 
     def __post_init__(self) -> None:
-        for name in (
+        check_positive(
+            self,
             "dp_size",
             "max_batch_patches",
             "max_item_patches",
+            "max_pending_patches",
+            "max_media_bytes",
             "cache_bytes",
             "segment_rows",
             "preprocess_workers",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be positive")
-        if self.host_cache_bytes < 0:
-            raise ValueError("--host-cache-bytes must not be negative")
+        )
+        check_not_negative(self, "host_cache_bytes", "num_threads", "fetch_grace_s")
         if self.dp_size > 1 and ":" in self.device:
             raise ValueError(f"--dp-size {self.dp_size}: --device {self.device!r} is one device")
         check_choice("--transport", self.transport, "auto", "nixl", "grpc")

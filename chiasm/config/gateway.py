@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.bounds import check_not_negative, check_positive
 from chiasm.config.choice import check_choice
 from chiasm.config.server import ServerConfig
 
@@ -42,6 +43,20 @@ class MediaConfig:
     max_bytes_in_flight: int = 2147483648
     """Bytes of media held for all requests together."""
 
+    def __post_init__(self) -> None:
+        check_not_negative(self, "max_redirects", "max_items")
+        check_positive(
+            self,
+            "fetch_timeout_s",
+            "connect_timeout_s",
+            "max_image_bytes",
+            "max_video_bytes",
+            "max_image_pixels",
+            "max_decode_bytes",
+            "max_request_pixels",
+            "max_bytes_in_flight",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
@@ -58,6 +73,10 @@ class AdmissionConfig:
     request_timeout_s: float = 600.0
     """Deadline of one request, seconds."""
 
+    def __post_init__(self) -> None:
+        check_positive(self, "max_inflight", "max_body_bytes", "request_timeout_s")
+        check_not_negative(self, "max_queued", "queue_timeout_s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
@@ -67,8 +86,7 @@ class RoutingConfig:
     """Seconds until a medium without rows goes to a second encoder too; 0 = never."""
 
     def __post_init__(self) -> None:
-        if self.hedge_after_s < 0:
-            raise ValueError(f"--hedge-after-s must not be negative, got {self.hedge_after_s}")
+        check_not_negative(self, "hedge_after_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,5 +137,4 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         check_choice("--discovery", self.discovery, "static", "dns", "kubernetes")
-        if self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
+        check_positive(self, "workers")

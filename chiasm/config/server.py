@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chiasm.config.bounds import check_not_negative
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
@@ -40,5 +42,4 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in [0, 65535], got {self.port}")
-        if self.drain_s < 0:
-            raise ValueError(f"--drain-s must not be negative, got {self.drain_s}")
+        check_not_negative(self, "drain_s")

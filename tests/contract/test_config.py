@@ -142,7 +142,10 @@ def test_missing_and_strange_files_are_refused(tmp_path: Path) -> None:
     [
         (DecoderConfig, {"transport": "tcp"}, "--transport must be auto, nixl or grpc, got 'tcp'"),
         (EncoderConfig, {"digest": ""}, "--digest must be sampled or full, got ''"),
-        (EncoderConfig, {"preprocess_workers": 0}, "--preprocess-workers must be positive"),
+        (EncoderConfig, {"preprocess_workers": 0}, "--preprocess-workers must be positive, got 0"),
+        (DecoderConfig, {"tp_size": 0}, "--tp-size must be positive, got 0"),
+        (GatewayConfig, {"max_inflight": 0}, "--max-inflight must be positive, got 0"),
+        (GatewayConfig, {"max_items": -1}, "--max-items must not be negative, got -1"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_their_flag(
