@@ -114,6 +114,7 @@ class Sequence:
     def finish(self) -> None:
         """No more tokens of it are wanted."""
         self.state = State.FINISHED
+        self.request.move()
         self._counts.is_over[self._at] = True
 
     def sit(self, seat: int, counts: Counts) -> None:
@@ -168,9 +169,15 @@ class Sequence:
             return Draw(params, self.choice, position, (), tuple(self.output))
         return Draw(params, self.choice, position, self.request.prompt, tuple(self.output))
 
-    def stall(self, revision: int) -> None:
+    def stall(self, revision: int, now: float) -> None:
         """Its next row is missing, and will be until the receiver is at another revision."""
         self._counts.stalled_at[self._at] = revision
+        clock = self.request.clock
+        clock.stalled_since = now if clock.stalled_since is None else clock.stalled_since
+
+    def look_again(self) -> None:
+        """Whether its next row is missing is not known."""
+        self._counts.stalled_at[self._at] = 0
 
     def choose(self, step: int) -> None:
         """It is part of the step that is being put together."""
@@ -208,6 +215,8 @@ class Sequence:
         assert counts.tokens[at] == self.request.num_prompt + len(self.output), "tokens miscounted"
         assert counts.pages[at] == len(self.blocks), "pages miscounted"
         assert counts.is_over[at] == (self.state is State.FINISHED), "an end was not counted"
+        is_timed = self.request.clock.stalled_since is not None
+        assert is_timed or not counts.stalled_at[at], "waits for rows without an end"
 
 
 class Request:
@@ -271,6 +280,16 @@ class Request:
             prefill_ms=prefill,
             decode_ms=decode,
         )
+
+    def move(self) -> None:
+        """A choice is not kept from running by a missing row, or not any more.
+
+        If another one is, its time begins anew, once it has been looked at again.
+        """
+        if self.clock.stalled_since is not None:
+            self.clock.stalled_since = None
+            for sequence in self.sequences:
+                sequence.look_again()
 
     def position(self, index: int) -> int:
         """The position of a token of text at this index."""

@@ -254,13 +254,10 @@ class Scheduler:
             length = landed_chunk(
                 sequence, wanted, self._receiver, least_text=self._limits.least_text
             )
-            clock = sequence.request.clock
             if length:
-                clock.stalled_since = None
+                sequence.request.move()
             else:
-                sequence.stall(self._receiver.revision)
-                if clock.stalled_since is None:
-                    clock.stalled_since = now
+                sequence.stall(self._receiver.revision, now)
             if length == 0 or budget.tokens == 0 or budget.sequences == 0:
                 continue
             if not self._make_room(sequence, length):
@@ -290,7 +287,7 @@ class Scheduler:
         victim.state = State.WAITING
         self._waiting.add(victim)
         request = victim.request
-        request.clock.stalled_since = None
+        request.move()
         if any(s.state is State.RUNNING for s in request.sequences):
             return
         unused = {i: at for i, at in request.consumed.items() if at < _rows(request, i)}

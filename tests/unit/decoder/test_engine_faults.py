@@ -7,7 +7,13 @@ import pytest
 from chiasm.errors import EmbeddingLost, Internal
 from chiasm.plan import Cause, Span
 from decoder_svc.embeddings.events import Failed, Ready
-from decoder_svc.engine.messages import ChoiceDone, FinishReason, PartFailed, RedirectPart
+from decoder_svc.engine.messages import (
+    ChoiceDone,
+    FinishReason,
+    PartFailed,
+    RedirectPart,
+    StopChoice,
+)
 from tests.unit.decoder.simulation import (
     ROWS,
     SOURCE,
@@ -79,6 +85,43 @@ def test_rows_that_never_come_end_in_a_timeout() -> None:
     sim.step()
     error = sim.told["media"].failed
     assert isinstance(error, EmbeddingLost) and "TIMEOUT" in error.message
+    sim.settle()
+
+
+def test_a_choice_that_still_waits_for_rows_is_timed_once_its_sibling_gave_way() -> None:
+    sim = Simulation(num_blocks=5, block_size=4, prefix=False, timeout_s=5.0)
+    sim.silent = True
+    sim.add(make_request("old", TEXT[:6], max_tokens=12))
+    sim.step()
+    sim.add(make_request("media", [*TEXT[:6], Picture("p", 1)], n=2))
+    while not sim.metrics.preemptions._value.get():
+        sim.step()
+    sim.step()
+    assert (sim.load.running, sim.load.waiting) == (2, 1)
+    sim.now += 6.0
+    sim.step()
+    assert isinstance(sim.told["media"].failed, EmbeddingLost)
+    assert not sim.told["old"].over
+    sim.run()
+    sim.settle()
+
+
+def test_a_stopped_choice_that_waited_for_rows_does_not_time_its_siblings() -> None:
+    sim = Simulation(num_blocks=11, block_size=4, prefix=False, timeout_s=5.0)
+    sim.add(make_request("old", TEXT[:6], max_tokens=12))
+    sim.step()
+    add = make_request("media", [*TEXT[:6], Picture("p", 1)], n=2, max_tokens=30)
+    sim.add(add)
+    while not sim.metrics.preemptions._value.get():
+        sim.step()
+    sim.silent = True  # when the second choice is back, its row does not come again
+    while sim.core._requests["media"].clock.stalled_since is None:
+        sim.step()
+    sim.mailbox.put(StopChoice("media", 1))
+    sim.step()
+    sim.now += 6.0
+    sim.run()
+    assert sim.told["media"].tokens() == expected(add)
     sim.settle()
 
 
