@@ -135,14 +135,15 @@ class FetchSession:
         """Whether a grant is being written or waits to be."""
         return self._active is not None or bool(self._pending)
 
-    def take(self) -> list[encoder_pb2.FetchResponse | Write]:
-        """Responses to send and at most one write to make, in order."""
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return outputs
+    def take(self) -> encoder_pb2.FetchResponse | Write | None:
+        """The next response to send or write to make; what is not taken may be withdrawn.
+
+        None when there is nothing more.
+        """
+        return self._outputs.popleft() if self._outputs else None
 
     def take_write(self) -> Write | None:
-        """The write to make, if it is all that `take` would return."""
+        """The write to make, if it is all that there is to take."""
         if len(self._outputs) == 1 and isinstance(self._outputs[0], Write):
             self._outputs.clear()
             return self._active

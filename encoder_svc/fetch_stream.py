@@ -101,7 +101,7 @@ class FetchStream:
             self._wake.clear()
             if self._begun is not None:
                 await self._finish(*self._begun)
-            for output in self._session.take():
+            while (output := self._session.take()) is not None:
                 if isinstance(output, Write):
                     self._begin(output)
                     assert self._begun is not None

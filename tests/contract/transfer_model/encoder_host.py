@@ -261,7 +261,7 @@ class EncoderHost:
             wire = self._dirty.pop()
             if wire.session is None or wire.dead:
                 continue
-            for output in wire.session.take():
+            for output in iter(wire.session.take, None):
                 if isinstance(output, Write):
                     rows = [
                         (place.address + i * ROW, place.rows.begin + i)

@@ -219,7 +219,7 @@ def throw_grants(seed: int) -> None:
     sent: list[Destination] = []
     for _ in range(20):
         session.grant(random_grant(source))
-        for output in session.take():
+        for output in iter(session.take, None):
             if isinstance(output, Write):
                 sent += output.destinations
                 session.write_ended(source.choice((0, 0, 0, None)))
