@@ -91,7 +91,7 @@ async def test_files_travel_as_bytes() -> None:
         TextPart("what?"),
     )
     assert job.timeout_s is not None
-    assert 0 < job.timeout_s <= 60
+    assert 0 < job.timeout_s < 62  # gRPC rounds what is left up on its way
 
 
 async def failure(channel: grpc.aio.Channel, message: gateway_pb2.ChatRequest) -> ChiasmError:
