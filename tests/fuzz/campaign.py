@@ -23,7 +23,7 @@ from tests.fuzz.services import ANSWER
 
 EVERY = 500
 AT_ONCE = 8
-HANG_S = 120.0
+HANG_S = 30.0
 WARM_SHARE = 0.25  # of the inputs, after which memory must be flat
 GROWTH = 1.10
 LEAST_FLOOR_BYTES = 16 << 20  # of growth that is no growth: an allocator's whims
