@@ -146,7 +146,7 @@ async def _over(
     config: DecoderConfig, text: TextConfig, parts: Parts, wire: _Wire
 ) -> AsyncIterator[Running]:
     server, metrics = wire.server, wire.metrics
-    client = _client(config, parts, metrics)
+    client = client_of(config, parts, metrics)
     fetcher = Fetcher(
         row_format=parts.rows,
         open_receiver=wire.inbound.open,
@@ -190,7 +190,8 @@ async def _over(
         await grammars.close()
 
 
-def _client(config: DecoderConfig, parts: Parts, metrics: DecoderMetrics) -> EngineClient:
+def client_of(config: DecoderConfig, parts: Parts, metrics: DecoderMetrics) -> EngineClient:
+    """The event loop's end of the engine, with room for what the config lets wait."""
     return EngineClient(
         max_waiting=config.scheduler.max_waiting_requests,
         room=room_of(

@@ -16,8 +16,7 @@ from chiasm.config.decoder import MemoryConfig
 from chiasm.server import Server
 from chiasm.telemetry import DecoderMetrics
 from chiasm.v1 import common_pb2, decoder_pb2, decoder_pb2_grpc
-from decoder_svc.admission import room_of
-from decoder_svc.app import describe
+from decoder_svc.app import client_of, describe
 from decoder_svc.assembly import Parts, build_engine, load_parts, warm_up
 from decoder_svc.config import read_text_config
 from decoder_svc.engine.client import EngineClient
@@ -89,16 +88,7 @@ async def serving(config: DecoderConfig) -> AsyncIterator[Decoder]:
     parts = load_parts(config, text, model)
     warm_up(parts.executor, num_blocks=parts.num_blocks, block_size=config.memory.block_size)
     metrics = DecoderMetrics()
-    client = EngineClient(
-        max_waiting=config.scheduler.max_waiting_requests,
-        room=room_of(
-            config.scheduler,
-            config.memory,
-            pages=parts.num_blocks,
-            row_bytes=parts.rows.row_bytes,
-        ),
-        metrics=metrics,
-    )
+    client = client_of(config, parts, metrics)
     core = build_engine(config, parts, client.mailbox, metrics)
     server = Server("127.0.0.1", 0, drain_s=2.0)
     grammars = GrammarCheck(parts.grammars)
