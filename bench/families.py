@@ -165,6 +165,8 @@ class FamilyRun:
         self._reference.set_attn_implementation("eager")
         other = logits(served, made, self._tokens)
         self.put("reference_eager_against_sdpa", vars(Likeness.of(other, theirs)))
+        decoded = Likeness.of(other[prompt:], theirs[prompt:])
+        self.put("reference_eager_against_sdpa_decoded", vars(decoded))
         del other
         self._reference.set_attn_implementation("sdpa")
         if not self._args.no_float32:

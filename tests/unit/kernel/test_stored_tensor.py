@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from chiasm import weight_copier
 from chiasm.stored_tensor import StoredTensor, TensorFile
 from chiasm.weight_copier import HostCopier, copier_for
 
@@ -109,3 +110,40 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed(path: Path) -> None:
         file.truncate(tensor.entry.begin + 100)
     with pytest.raises(ValueError, match="is cut short"):
         tensor.whole().read()
+
+
+class _Now:
+    """A stream or an event of a device that is done before it is asked."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def record(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lines", "buffer"), [(1 << 20, 1 << 20), (100, 64), (8, 16)])
+def test_a_lane_fills_targets_of_any_order_and_dtype(
+    path: Path, dtype: torch.dtype, lines: int, buffer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", _Now)
+    monkeypatch.setattr(torch.cuda, "Event", _Now)
+    monkeypatch.setattr(weight_copier, "_pinned", lambda count: torch.empty(count).byte())
+    monkeypatch.setattr(weight_copier, "_LINES_BYTES", lines)
+    monkeypatch.setattr(weight_copier, "_BUFFER_BYTES", buffer)
+    lane = weight_copier._Lane(torch.device("cpu"))
+    found, stack = opened(path), TENSORS["stack"]
+    cases = [
+        (found["stack"].whole(), stack, torch.empty(3, 6, 10, dtype=dtype)),
+        (found["stack"].rows(1, 3), stack[1:3], torch.empty(2, 10, 6, dtype=dtype).mT),
+        (
+            found["stack"].rectangle(slice(1, 6), slice(2, 9), 2),
+            stack[2, 1:6, 2:9],
+            torch.empty(5, 7, dtype=dtype),
+        ),
+        (found["vector"].whole(), TENSORS["vector"], torch.empty(9, dtype=dtype)),
+    ]
+    for block, expected, target in cases:
+        lane.copy(block, target)
+        assert torch.equal(target, expected.to(dtype))
