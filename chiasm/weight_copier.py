@@ -154,7 +154,7 @@ class _Lane:
         self.stream = torch.cuda.Stream(device)
         self._device = device
         buffers = [_pinned(_BUFFER_BYTES) for _ in range(_BUFFERS)]
-        self._ring = PinnedRing(buffers, torch.cuda.Event)
+        self._ring = PinnedRing(buffers, lambda: _Mark(self.stream))
 
     def copy(self, block: Block, target: torch.Tensor) -> None:
         """Returns once the block has been read; it arrives in the order of the stream."""
@@ -203,6 +203,22 @@ class _Lane:
             lines.fill(np.frombuffer(view, dtype=np.uint8))
             begin = first * part.width
             moved[begin : begin + lines.nbytes].copy_(buffer, non_blocking=True)
+
+
+class _Mark:
+    """An event of one stream: to look the current one up takes as long as a read."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._event = torch.cuda.Event()
+
+    def record(self) -> None:
+        """See `Mark`."""
+        self._event.record(self._stream)
+
+    def synchronize(self) -> None:
+        """See `Mark`."""
+        self._event.synchronize()
 
 
 def _pinned(count: int) -> torch.Tensor:
