@@ -21,7 +21,7 @@ from chiasm.stored_tensor import Block
 THREADS = 8
 """At most; more of them do not read faster."""
 _BATCH_BYTES = 32 << 20  # of blocks that one thread copies in a row
-_BUFFER_BYTES = 4 << 20  # small enough that the device finds it in the processor's cache
+_BUFFER_BYTES = 6 << 20  # small enough that the device finds it in the processor's cache
 _LINES_BYTES = 16 << 20  # of lines that are put into order one call at a time
 _BUFFERS = 2  # of a thread: one is read into while the device copies from the other
 
