@@ -18,8 +18,9 @@ import socket
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import aiohttp
@@ -37,6 +38,8 @@ RESULTS = Path(__file__).with_name("RESULTS-gateway.md")
 SAME_JOB_TOKENS = 16
 KEY = "sk-9f2c1d7e5b8a4630b1c2d3e4f5a69788"  # LiteLLM wants one that is not weak
 FEW, MANY = 16, 272
+CALM, ENGINE, AT_ONCE = "gateway", "gateway of an engine", "gateway at once"
+ENGINE_STREAMS, ENGINE_STEP_S = 256, 0.008  # a decoder with full batches: 32,000 tokens/s
 
 
 def options() -> argparse.Namespace:
@@ -54,14 +57,25 @@ def options() -> argparse.Namespace:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A gateway and the fakes it has to itself."""
+
+    gateway: str
+    encoder: str
+    decoder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Servers:
     """What runs, and where."""
 
     supervisor: Supervisor
-    gateway: str
-    encoder: str
-    decoder: str
+    gateways: dict[str, Behind]
     proxy: str
+
+    def url(self, name: str) -> str:
+        """Of a gateway's chat endpoint."""
+        return f"http://{self.gateways[name].gateway}/v1/chat/completions"
 
     def cpu_s(self, name: str) -> float:
         """CPU seconds of one of them and its children so far."""
@@ -71,24 +85,21 @@ class Servers:
 
 @contextlib.asynccontextmanager
 async def servers(args: argparse.Namespace) -> AsyncIterator[Servers]:
-    """Fakes, gateway and, if asked for, the proxy."""
+    """A gateway for each pace, with its fakes, and, if asked for, the proxy."""
     supervisor = Supervisor(_say, stop_s=5.0)
-    fake = (sys.executable, "-m", "bench.fake_peers")
+    paces = {CALM: args.token_s, ENGINE: ENGINE_STEP_S, AT_ONCE: 0.0}
     try:
-        pause = ("--token-s", str(args.token_s))
-        fakes = await supervisor.launch(Spec("services", (*fake, "services", *pause)))
-        encoder, decoder = fakes["encoder"], fakes["decoder"]
-        flags = ["--model", "demo", "--port", "0", "--log-level", "warning"]
-        flags += ["--encoder-urls", encoder, "--decoder-urls", decoder]
-        flags += shlex.split(args.gateway_flags)
-        command = (sys.executable, "-m", "gateway", *flags)
-        gateway = await _launch(supervisor, "gateway", command)
+        gateways = {
+            name: await _launch_gateway(supervisor, name, token_s, args.gateway_flags)
+            for name, token_s in paces.items()
+        }
         proxy = ""
         if args.litellm:
-            openai = await _launch(supervisor, "openai", (*fake, "openai", *pause))
+            openai = await _launch(supervisor, "openai", _fake("openai", args.token_s))
             proxy = await _launch_litellm(supervisor, args.litellm, openai)
-        await _until_ready(f"http://{gateway}/ready")
-        yield Servers(supervisor, gateway, encoder, decoder, proxy)
+        for behind in gateways.values():
+            await _until_ready(f"http://{behind.gateway}/ready")
+        yield Servers(supervisor, gateways, proxy)
     finally:
         await supervisor.stop()
 
@@ -100,6 +111,8 @@ class Findings:
     picture_ms: list[float]
     text_ms: list[float]
     token_us: list[float]
+    engine_token_us: list[float]
+    engine_rate: list[float]  # tokens/s
     gateway_p50_ms: list[float]
     direct_p50_ms: list[float]
     ours_ms: list[float]
@@ -109,16 +122,17 @@ class Findings:
 
 async def measure(args: argparse.Namespace, at: Servers) -> Findings:
     """All rounds."""
-    found = Findings([], [], [], [], [], [], [], [])
+    found = Findings(*([] for _ in fields(Findings)))
     media = pictures(16)
-    url = f"http://{at.gateway}/v1/chat/completions"
+    calm, at_once = at.url(CALM), at.url(AT_ONCE)
+    services = at.gateways[AT_ONCE]
     whole = [body(one, tokens=1, stream=False) for one in media]
     same = [body(one, tokens=SAME_JOB_TOKENS, stream=True) for one in media]
     few, many = ([body(None, tokens=n, stream=True)] for n in (FEW, MANY))
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        connect(at.encoder) as encoder,
-        connect(at.decoder) as decoder,
+        connect(services.encoder) as encoder,
+        connect(services.decoder) as decoder,
     ):
 
         async def cpu(
@@ -130,23 +144,34 @@ async def measure(args: argparse.Namespace, at: Servers) -> Findings:
             await closed_loop(job, clients=clients, requests=count)
             return (at.cpu_s(name) - before) * 1e3 / count
 
-        direct = DirectJob(encoder, decoder, media, 1, at.encoder)
-        await cpu("gateway", url, whole, 40, args.clients)  # warm up
+        async def per_token(name: str, streams: int, count: int) -> tuple[float, float]:
+            """CPU microseconds of a token, and milliseconds of a request of few of them."""
+            cost_few = await cpu(name, at.url(name), few, count, streams)
+            cost_many = await cpu(name, at.url(name), many, count, streams)
+            return (cost_many - cost_few) * 1e3 / (MANY - FEW), cost_few
+
+        direct = DirectJob(encoder, decoder, media, 1, services.encoder)
+        for name in at.gateways:  # warm up
+            await cpu(name, at.url(name), whole, 40, args.clients)
         await closed_loop(direct, clients=1, requests=20)
         for number in range(args.rounds):
             found.calibration_ms.append(cores.calibrate_ms())
-            found.picture_ms.append(await cpu("gateway", url, whole, args.requests, args.clients))
-            cost_few = await cpu("gateway", url, few, args.streams, 32)
-            cost_many = await cpu("gateway", url, many, args.streams, 32)
-            found.text_ms.append(cost_few)
-            found.token_us.append((cost_many - cost_few) * 1e3 / (MANY - FEW))
-            alone = await closed_loop(HttpJob(session, url, whole), clients=1, requests=100)
+            found.picture_ms.append(await cpu(CALM, calm, whole, args.requests, args.clients))
+            token_us, text_ms = await per_token(CALM, 32, args.streams)
+            found.token_us.append(token_us)
+            found.text_ms.append(text_ms)
+            began = time.monotonic()
+            token_us, _ = await per_token(ENGINE, ENGINE_STREAMS, 2 * ENGINE_STREAMS)
+            seconds = time.monotonic() - began
+            found.engine_token_us.append(token_us)
+            found.engine_rate.append(2 * ENGINE_STREAMS * (FEW + MANY) / seconds)
+            alone = await closed_loop(HttpJob(session, at_once, whole), clients=1, requests=100)
             found.gateway_p50_ms.append(_p50_ms(alone))
             found.direct_p50_ms.append(_p50_ms(await closed_loop(direct, clients=1, requests=100)))
             if at.proxy:
                 other = f"http://{at.proxy}/v1/chat/completions"
                 count = args.requests // 4
-                found.ours_ms.append(await cpu("gateway", url, same, count, args.clients))
+                found.ours_ms.append(await cpu(CALM, calm, same, count, args.clients))
                 found.proxy_ms.append(await cpu("litellm", other, same, count, args.clients))
             print(f"round {number + 1}: {_line(found)}", flush=True)
     return found
@@ -158,7 +183,8 @@ def table(found: Findings) -> tuple[str, bool]:
     rows = [
         ("CPU of a request with a 1 MB picture, ms", found.picture_ms, CPU_MS),
         ("added to its p50 (gateway less direct calls), ms", added, ADDED_MS),
-        ("CPU of a streamed token, us", found.token_us, TOKEN_US),
+        (f"CPU of a streamed token, us: {_ENGINE_LOAD}", found.engine_token_us, TOKEN_US),
+        ("the same with 32 streams and steps of 5 ms", found.token_us, TOKEN_US),
     ]
     lines = ["| what | measured (each round) | bar | met |", "|---|---|---|---|"]
     good = True
@@ -166,6 +192,8 @@ def table(found: Findings) -> tuple[str, bool]:
         met = statistics.median(values) <= bar
         good &= met
         lines.append(f"| {what} | {_values(values)} | <= {bar:g} | {'yes' if met else 'no'} |")
+    rate = _values(found.engine_rate)
+    lines.append(f"| tokens/s with {ENGINE_STREAMS} streams, begin and end included | {rate} | | |")
     lines.append(f"| CPU of a text request of {FEW} tokens, ms | {_values(found.text_ms)} | | |")
     pace = _values(found.calibration_ms)
     lines.append(f"| CPU of 500,000 turns of an empty loop of Python, ms | {pace} | | |")
@@ -202,6 +230,23 @@ def main() -> None:
     sys.exit(0 if good else 1)
 
 
+async def _launch_gateway(
+    supervisor: Supervisor, name: str, token_s: float, more_flags: str
+) -> Behind:
+    """Its fakes make a token of every stream each `token_s`."""
+    services = Spec(f"services of {name}", _fake("services", token_s))
+    fakes = await supervisor.launch(services)
+    flags = ["--model", "demo", "--port", "0", "--log-level", "warning"]
+    flags += ["--encoder-urls", fakes["encoder"], "--decoder-urls", fakes["decoder"]]
+    command = (sys.executable, "-m", "gateway", *flags, *shlex.split(more_flags))
+    address = await _launch(supervisor, name, command)
+    return Behind(address, fakes["encoder"], fakes["decoder"])
+
+
+def _fake(role: str, token_s: float) -> tuple[str, ...]:
+    return (sys.executable, "-m", "bench.fake_peers", role, "--token-s", str(token_s))
+
+
 async def _launch(supervisor: Supervisor, name: str, command: tuple[str, ...]) -> str:
     return (await supervisor.launch(Spec(name, command)))["address"]
 
@@ -228,6 +273,8 @@ async def _launch_litellm(supervisor: Supervisor, python: str, backend: str) -> 
     shell += f"echo chiasm-ready role=litellm address=127.0.0.1:{port}; wait $pid"
     return await _launch(supervisor, "litellm", ("bash", "-c", shell))
 
+
+_ENGINE_LOAD = f"{ENGINE_STREAMS} streams, steps of {ENGINE_STEP_S * 1e3:g} ms"
 
 _KNOCK = (
     "import urllib.request; "
@@ -256,7 +303,8 @@ def _p50_ms(answered: Answered) -> float:
 def _line(found: Findings) -> str:
     return (
         f"picture {found.picture_ms[-1]:.2f} ms, text {found.text_ms[-1]:.2f} ms, "
-        f"token {found.token_us[-1]:.1f} us, p50 {found.gateway_p50_ms[-1]:.2f} ms, "
+        f"token {found.engine_token_us[-1]:.1f} us ({found.engine_rate[-1]:.0f}/s), "
+        f"calm {found.token_us[-1]:.1f} us, p50 {found.gateway_p50_ms[-1]:.2f} ms, "
         f"direct {found.direct_p50_ms[-1]:.2f} ms"
         + (
             f", ours {found.ours_ms[-1]:.2f}, litellm {found.proxy_ms[-1]:.2f} ms"

@@ -41,6 +41,8 @@ class AnswerReader:
         self._thoughts = dialect.thoughts(open=thinking) if dialect else None
         self._turn = dialect.turn(toolbox) if dialect else None
         self._calls_begun = 0
+        self.is_plain = self._thoughts is None and self._turn is None
+        """Whether all that it reads is speech, and stays as it is."""
 
     @property
     def has_called(self) -> bool:
@@ -54,7 +56,7 @@ class AnswerReader:
 
     def push(self, text: str) -> Heard:
         """Takes more text; returns what is final."""
-        if self._thoughts is None and self._turn is None:
+        if self.is_plain:
             return Heard(text)
         reasoning = ""
         if self._thoughts is not None:

@@ -74,20 +74,23 @@ class Choices:
         self._ids[choice] += ids
         piece = self._detokenizers[choice].push(ids)
         reader = self._readers[choice]
+        logprobs = _logprobs(delta) if delta.logprobs else ()
+        if reader.is_plain:
+            return self._told(
+                Delta(choice, piece.text, ids, logprobs, prompt_tokens=self._prompt_tokens),
+                over=piece.stopped,
+            )
         heard = reader.push(piece.text) if piece.text else NOTHING
         said = Delta(
             choice,
             heard.text,
             ids,
-            _logprobs(delta) if delta.logprobs else (),
+            logprobs,
             heard.reasoning,
             heard.calls,
             self._prompt_tokens,
         )
-        events: list[ChoiceEvent] = [said]
-        if piece.stopped or reader.over:
-            events += self._end(choice, FinishReason.STOP)
-        return events
+        return self._told(said, over=piece.stopped or reader.over)
 
     def finish(self, finished: decoder_pb2.ChoiceFinished) -> list[ChoiceEvent]:
         """The decoder ended a choice. Raises Unavailable when it gave up on it."""
@@ -103,6 +106,9 @@ class Choices:
             *_said(choice, heard),
             *self._end(choice, FinishReason.STOP if detokenizer.stopped else reason),
         ]
+
+    def _told(self, said: Delta, *, over: bool) -> list[ChoiceEvent]:
+        return [said, *self._end(said.choice, FinishReason.STOP)] if over else [said]
 
     def _end(self, choice: int, reason: FinishReason) -> list[ChoiceEvent]:
         self._ended[choice] = True

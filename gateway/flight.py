@@ -23,14 +23,15 @@ from chiasm.errors import (
 )
 from chiasm.telemetry import GatewayMetrics
 from chiasm.v1 import common_pb2, decoder_pb2
-from gateway.choices import Choices
+from gateway.choices import ChoiceEvent, Choices
 from gateway.clients import GenerateStream
 from gateway.discovery import Fleet
 from gateway.encode_call import Scope
 from gateway.encodings import Encodings
 from gateway.inbox import Inbox
-from gateway.messages import ChoiceDone, Event, JobDone, Usage
+from gateway.messages import ChoiceDone, Delta, Event, JobDone, Usage
 from gateway.order import Order
+from gateway.outlet import Outlet
 from gateway.routing import Endpoint
 from gateway.timeline import Timeline
 
@@ -42,7 +43,10 @@ class Nudge:
 
 
 TokenDelta = decoder_pb2.TokenDelta
-News = TokenDelta | decoder_pb2.ChoiceFinished | decoder_pb2.GenerateDone | ChiasmError | Nudge
+Said = list[ChoiceEvent]
+News = (
+    TokenDelta | Said | decoder_pb2.ChoiceFinished | decoder_pb2.GenerateDone | ChiasmError | Nudge
+)
 
 
 class Flight:
@@ -86,8 +90,13 @@ class Flight:
         self._generate: GenerateStream | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    async def events(self) -> AsyncIterator[Event]:
-        """Starts both calls; yields from the first token on, once every item was decoded."""
+    async def events(self, outlet: Outlet) -> AsyncIterator[Event]:
+        """Starts both calls; yields from the first token on, once every item was decoded.
+
+        Args:
+            outlet: For deltas that need not be yielded.
+        """
+        self._inbox.attend(lambda news: self._let_out(news, outlet))
         await self._start()
         held: list[Event] = []
         begun = False
@@ -95,13 +104,13 @@ class Flight:
         while failure is None:
             try:
                 for news in joined(await self._inbox.take()):
-                    if not isinstance(news, TokenDelta):
-                        held += self._heard(news)
+                    said = self._choices.push(news) if isinstance(news, TokenDelta) else news
+                    if not isinstance(said, list):
+                        held += self._heard(said)
                         continue
-                    said = self._choices.push(news)
                     held += said
                     if len(said) > 1 and isinstance(said[-1], ChoiceDone):
-                        await self._stop(news.choice)
+                        await self._stop(said[-1].choice)
             except ChiasmError as error:
                 failure = error
             self._gated = self._gated and not self._encodings.settled
@@ -119,6 +128,7 @@ class Flight:
 
     async def close(self) -> None:
         """Cancels whatever still runs, on all services."""
+        self._inbox.attend(None)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -215,6 +225,20 @@ class Flight:
         elif kind in ("tokens", "finished", "done"):
             self._inbox.put(getattr(message, kind))
         return bool(kind == "done")
+
+    def _let_out(self, news: list[News], outlet: Outlet) -> None:
+        """Tokens that came while `events` waits leave at once, up to one that needs it."""
+        if self._gated or not outlet.ready():
+            return
+        if len(news) > 1:
+            news[:] = joined(news)
+        while news and isinstance(delta := news[0], TokenDelta):
+            news[0] = said = self._choices.push(delta)
+            if len(said) > 1:
+                return  # the decoder is to be told
+            if said and isinstance(said[0], Delta):
+                outlet.write(said[0])
+            del news[0]
 
     def _heard(self, news: News) -> list[Event]:
         """What the client is told beside tokens."""

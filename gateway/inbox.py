@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,12 +15,26 @@ class Inbox(Generic[T]):
     def __init__(self) -> None:
         self._items: list[T] = []
         self._waiting: asyncio.Future[None] | None = None
+        self._attendant: Callable[[list[T]], None] | None = None
+
+    def attend(self, attendant: Callable[[list[T]], None] | None) -> None:
+        """While the reader waits, what has come is shown to `attendant` before it is woken.
+
+        It takes from the list what it has seen to. Called by the loop, so that what it raises is
+        nobody's but the reader's: who finds there what it was raised about.
+        """
+        self._attendant = attendant
 
     def put(self, item: T) -> None:
         """Adds one."""
         self._items.append(item)
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        waiting = self._waiting
+        if waiting is None or waiting.done():
+            return
+        if self._attendant is None:
+            waiting.set_result(None)
+        elif len(self._items) == 1:
+            waiting.get_loop().call_soon(self._show)
 
     async def take(self) -> list[T]:
         """All there is, once there is any."""
@@ -28,3 +43,14 @@ class Inbox(Generic[T]):
             await self._waiting
         items, self._items = self._items, []
         return items
+
+    def _show(self) -> None:
+        waiting = self._waiting
+        if waiting is None or waiting.done():  # it was cancelled
+            return
+        try:
+            if self._attendant is not None:
+                self._attendant(self._items)
+        finally:
+            if self._items:
+                waiting.set_result(None)

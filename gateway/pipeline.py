@@ -37,6 +37,7 @@ from gateway.messages import (
     TextPart,
 )
 from gateway.order import Item, Order, context_of, sampling_of
+from gateway.outlet import Outlet
 from gateway.patience import PATIENCE_S, soon
 from gateway.planning import Keys, Layout, Planner, seal
 from gateway.prompt import ExpandedPrompt, PromptBuilder
@@ -83,8 +84,9 @@ class Pipeline:
         self._created = int(time.time())
         self.admission = admission
 
-    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
-        """Everything that happens to a request, in order."""
+    async def run(self, job: Job, outlet: Outlet | None = None) -> AsyncGenerator[Event, None]:
+        """Everything that happens to a request, in order; what leaves by `outlet` not yielded."""
+        outlet = outlet or Outlet()
         timeline = Timeline(self._timeout_s(job))
         parts = self._check(job)
         async with self.admission.ticket(job.tenant, timeline, media=bool(parts)) as ticket:
@@ -107,6 +109,7 @@ class Pipeline:
                     decoder=decoder,
                     choices=lambda: self._make_choices(job, prompt),
                     timeline=timeline,
+                    outlet=outlet,
                 )
                 try:
                     async with aclosing(flown) as events:
@@ -123,7 +126,7 @@ class Pipeline:
                         await ticket.again(full)
                     decoder = self._as_good_as(decoder, order)
                 finally:
-                    self.admission.tenants.spend(job.tenant, made)
+                    self.admission.tenants.spend(job.tenant, made + outlet.tokens)
 
     def _as_good_as(self, decoder: Endpoint, order: Order) -> Endpoint:
         """The idlest of those that could take the request as well."""

@@ -16,6 +16,7 @@ from gateway.discovery import Fleet
 from gateway.flight import Flight
 from gateway.messages import Event
 from gateway.order import Order
+from gateway.outlet import Outlet
 from gateway.patience import soon
 from gateway.routing import Endpoint
 from gateway.timeline import Timeline
@@ -48,8 +49,17 @@ class Relay:
         decoder: Endpoint,
         choices: Callable[[], Choices],
         timeline: Timeline,
+        outlet: Outlet,
     ) -> AsyncGenerator[Event, None]:
-        """Encode and generate at once, until all choices are done. Raises ChiasmError."""
+        """Encode and generate at once, until all choices are done. Raises ChiasmError.
+
+        Args:
+            order: The planned request.
+            decoder: To begin with.
+            choices: Makes what detokenizes.
+            timeline: The request's.
+            outlet: See `Flight.events`.
+        """
         failed: list[Endpoint] = []
         answered = False
         told = choices()
@@ -64,7 +74,7 @@ class Relay:
                 hedge_after_s=self._hedge_after_s,
             )
             try:
-                async for event in flight.events():
+                async for event in flight.events(outlet):
                     answered = True
                     yield event
                 return

@@ -19,6 +19,7 @@ from gateway.api.observe import observed
 from gateway.api.sse import EventStream, Frames
 from gateway.api.wire import Choice, Wire
 from gateway.messages import ChoiceDone, Delta, Event, Job, JobDone, Timings, Usage
+from gateway.outlet import Outlet
 
 Events = AsyncGenerator[Event, None]
 
@@ -40,14 +41,21 @@ def caller_of(request: Request) -> Caller:
     )
 
 
-async def whole(request: Request, events: Events, wire: Wire, *, num_choices: int) -> Response:
+async def whole(
+    request: Request, events: Events, outlet: Outlet, wire: Wire, *, num_choices: int
+) -> Response:
     """All of it as one JSON object."""
     choices = [Choice() for _ in range(num_choices)]
     done: JobDone | None = None
+
+    def take(delta: Delta) -> None:
+        choices[delta.choice].take(delta)
+
     async with aclosing(events), cancelled_when_gone(request.receive):
         async for event in events:
             if isinstance(event, Delta):
-                choices[event.choice].take(event)
+                take(event)
+                outlet.lead_to(take, when=lambda: True)
             elif isinstance(event, ChoiceDone):
                 choices[event.choice].reason = event.reason
             else:
@@ -58,7 +66,7 @@ async def whole(request: Request, events: Events, wire: Wire, *, num_choices: in
 
 
 async def stream(
-    request: Request, events: Events, wire: Wire, *, usage: bool, timings: bool
+    request: Request, events: Events, outlet: Outlet, wire: Wire, *, usage: bool, timings: bool
 ) -> Response:
     """A stream, once the first event is there: what fails before is a plain error."""
     try:
@@ -66,13 +74,21 @@ async def stream(
             first = await anext(events)
     except StopAsyncIteration:
         raise Internal("internal error") from None
-    return EventStream(first, events, Frames(wire, usage=usage, timings=timings))
+    return EventStream(first, events, Frames(wire, usage=usage, timings=timings), outlet)
 
 
-def run_all(face: Face, jobs: Sequence[Job]) -> Events:
-    """The events of one job, or of several side by side with their choices renumbered."""
+def run_all(face: Face, jobs: Sequence[Job], outlet: Outlet) -> Events:
+    """The events of one job, or of several side by side with their choices renumbered.
+
+    Args:
+        face: Runs them.
+        jobs: At least one.
+        outlet: For deltas of a job that is alone, see `Outlet`.
+    """
+    if len(jobs) == 1:
+        return observed(jobs[0], face.pipeline.run(jobs[0], outlet), face.metrics, outlet)
     runs = [observed(job, face.pipeline.run(job), face.metrics) for job in jobs]
-    return runs[0] if len(runs) == 1 else _merge(runs, jobs[0].sampling.n)
+    return _merge(runs, jobs[0].sampling.n)
 
 
 async def _merge(runs: Sequence[Events], per_job: int) -> Events:

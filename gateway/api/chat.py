@@ -12,6 +12,7 @@ from gateway.api.jobs import chat_job
 from gateway.api.openai_schema import ChatBody
 from gateway.api.openapi import takes
 from gateway.api.wire import ChatWire, Reply
+from gateway.outlet import Outlet
 
 router = APIRouter()
 
@@ -43,7 +44,8 @@ async def chat_completions(request: Request) -> Response:
             timings=timings,
         )
     )
-    events = run_all(face, (job,))
+    outlet = Outlet()
+    events = run_all(face, (job,), outlet)
     if body.stream:
-        return await stream(request, events, wire, usage=usage, timings=timings)
-    return await whole(request, events, wire, num_choices=job.sampling.n)
+        return await stream(request, events, outlet, wire, usage=usage, timings=timings)
+    return await whole(request, events, outlet, wire, num_choices=job.sampling.n)

@@ -15,6 +15,7 @@ from gateway.api.openai_schema import CompletionBody
 from gateway.api.openapi import takes
 from gateway.api.wire import Reply, TextWire
 from gateway.messages import RawJob
+from gateway.outlet import Outlet
 
 router = APIRouter()
 
@@ -50,10 +51,11 @@ async def completions(request: Request) -> Response:
             timings=timings,
         )
     )
-    events = run_all(face, jobs)
+    outlet = Outlet()
+    events = run_all(face, jobs, outlet)
     if body.stream:
-        return await stream(request, events, wire, usage=usage, timings=timings)
-    return await whole(request, events, wire, num_choices=len(jobs) * jobs[0].sampling.n)
+        return await stream(request, events, outlet, wire, usage=usage, timings=timings)
+    return await whole(request, events, outlet, wire, num_choices=len(jobs) * jobs[0].sampling.n)
 
 
 def _check_ids(face: Face, jobs: tuple[RawJob, ...]) -> None:

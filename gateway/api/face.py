@@ -10,6 +10,7 @@ from chiasm.telemetry import GatewayMetrics
 from gateway.api.budget import ByteBudget
 from gateway.api.keys import ApiKeys
 from gateway.messages import Event, Job, Readiness, ServedModel
+from gateway.outlet import Outlet
 from gateway.prompt import PromptBuilder
 from gateway.tenants import Tenants
 
@@ -17,8 +18,11 @@ from gateway.tenants import Tenants
 class Pipeline(Protocol):
     """The inside, as the faces see it."""
 
-    def run(self, job: Job) -> AsyncGenerator[Event, None]:
-        """The job's events. Errors before the first event are raised from the first `anext`."""
+    def run(self, job: Job, outlet: Outlet | None = None) -> AsyncGenerator[Event, None]:
+        """The job's events, but for deltas that leave by `outlet`.
+
+        Errors before the first event are raised from the first `anext`.
+        """
         ...
 
     def models(self) -> Sequence[ServedModel]:

@@ -112,6 +112,19 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.more_body = False
         return body
 
+    def takes_now(self, scope: object) -> bool:
+        """Whether a piece of this request's answer, which has begun, would leave at once."""
+        cycle = self.cycle
+        return bool(
+            cycle.scope is scope
+            and cycle.chunked_encoding
+            and not (cycle.response_complete or cycle.disconnected or self.flow.write_paused)
+        )
+
+    def write_now(self, data: bytes) -> None:
+        """Writes a piece of it, as `send` would. Only after `takes_now`."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
     def _filled(self) -> None:
         """The body has gone by: a new parser goes on, the old one would wait for it for ever."""
         self._lead_to(self)

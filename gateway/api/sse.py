@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -11,8 +12,10 @@ from starlette.types import Message, Receive, Scope, Send
 from chiasm.errors import ChiasmError
 from gateway.api.disconnect import cancelled_when_gone
 from gateway.api.errors import error_body
+from gateway.api.protocol import BoundedProtocol
 from gateway.api.wire import DONE, Wire
 from gateway.messages import ChoiceDone, Delta, Event, JobDone
+from gateway.outlet import Outlet
 
 EVENT_STREAM = "text/event-stream"
 _HEADERS = {
@@ -70,10 +73,18 @@ class EventStream(Response):
         first: Event.
         source: The others: the pipeline's generator, closed on every way out.
         frames: Writes them.
+        outlet: Led to the connection, where that may be written to directly.
     """
 
-    def __init__(self, first: Event, source: AsyncGenerator[Event, None], frames: Frames) -> None:
+    def __init__(
+        self,
+        first: Event,
+        source: AsyncGenerator[Event, None],
+        frames: Frames,
+        outlet: Outlet,
+    ) -> None:
         self.first = first
+        self.outlet = outlet
         self.source = source
         self.frames = frames
         self.status_code = 200
@@ -92,10 +103,23 @@ class EventStream(Response):
                 }
             )
             await send(_body(self.frames.of(self.first)))
+            connection = scope.get("state", {}).get("connection")
+            if isinstance(connection, BoundedProtocol):
+                self._write_now_to(connection, scope)
             async for event in self.source:
                 if frame := self.frames.of(event):
                     await send(_body(frame))
             await send(_body(self.frames.last, more=False))
+
+    def _write_now_to(self, connection: BoundedProtocol, scope: Scope) -> None:
+        """Leads deltas to the socket, past everything that has nothing to say to them."""
+        frame_of, write_now = self.frames.of, connection.write_now
+
+        def write(delta: Delta) -> None:
+            if frame := frame_of(delta):
+                write_now(frame)
+
+        self.outlet.lead_to(write, when=partial(connection.takes_now, scope))
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:

@@ -145,10 +145,15 @@ class ChatWire(Wire):
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
         self._begun: set[int] = set()
+        self._text_heads: dict[int, bytes] = {}  # of chunks that are text and nothing else
+        self._text_tail = b'},"logprobs":null,"finish_reason":null' + self._after
 
     def chunk(self, delta: Delta) -> bytes:
         """The first delta of a choice carries the role."""
         special = delta.reasoning or delta.calls
+        head = self._text_heads.get(delta.choice)
+        if head is not None and delta.text and not special:
+            return head + orjson.dumps(delta.text) + self._text_tail
         quiet = not delta.text and not delta.logprobs and not special
         if quiet and delta.choice in self._begun:
             return b""
@@ -169,6 +174,8 @@ class ChatWire(Wire):
         if choice in self._begun:
             return b'"delta":{'
         self._begun.add(choice)
+        if not (self._reply.logprobs or self._reply.running):
+            self._text_heads[choice] = self._before + b'%d,"delta":{"content":' % choice
         return b'"delta":{"role":"assistant",'
 
     def _logprobs(self, delta: Delta) -> bytes:

@@ -30,6 +30,7 @@ from gateway.messages import (
     Timings,
     Usage,
 )
+from gateway.outlet import Outlet
 from gateway.prompt import PromptBuilder
 from gateway.tenants import Tenants
 
@@ -65,7 +66,7 @@ class ScriptedPipeline:
     held: int = 0
     """Runs that wait for `hold` or `hold_first`."""
 
-    async def run(self, job: Job) -> AsyncGenerator[Event, None]:
+    async def run(self, job: Job, outlet: Outlet | None = None) -> AsyncGenerator[Event, None]:
         self.jobs.append(job)
         end = "closed"
         try:
