@@ -154,15 +154,14 @@ class EmbeddingReceiver:
         """The request starts over: rows from the given one on are needed again, per item.
 
         Every item named gives its pages back: preempting is a way out of a full slab. Parts of
-        which rows were there are reported PREEMPTED; fetches of which nothing has landed go on.
+        which rows were there, or on their way, are reported PREEMPTED; other fetches go on.
         """
         self.revision += 1
         for index, first in items_needed.items():
-            item = self._requests[request_id][index]
-            before = item.rows.consumed
-            landed = [slot for slot in item.rows.slots if slot.landed]
-            item.rows.consumed = min(before, first)
-            self._recall(request_id, index, landed, Span(first, max(first, before)))
+            rows = self._requests[request_id][index].rows
+            used = Span(first, max(first, rows.consumed))
+            rows.consumed = min(rows.consumed, first)
+            self._recall(request_id, index, rows.slots, used)
 
     def lose_bank(self, bank: int) -> None:
         """That memory is gone, with the rows that have landed in it; others are kept."""
@@ -171,8 +170,8 @@ class EmbeddingReceiver:
             fetch.num_grants_lost = fetch.num_grants
         for request_id, items in self._requests.items():
             for index, item in items.items():
-                rows = item.rows.slots
-                gone = [s for s in rows if s.landed and s.bank(self._bank_rows) == bank]
+                slots = item.rows.slots
+                gone = [s for s in slots if s.landed and s.bank(self._bank_rows) == bank]
                 self._recall(request_id, index, gone, Span(0, 0))
 
     def release(self, request_id: str) -> None:
@@ -334,13 +333,14 @@ class EmbeddingReceiver:
             source = fetch.source
             self._commands.append(Fence(fetch.fetch_id, source.endpoint, source.encoder_epoch))
 
-    def _recall(self, request_id: str, index: int, landed: list[Slot], used: Span) -> None:
-        """Rows that were there have to come again: landed ones, and those used up."""
+    def _recall(self, request_id: str, index: int, slots: Sequence[Slot], used: Span) -> None:
+        """Rows have to come again: those in these slots, or on their way to them, and used ones."""
         item = self._requests[request_id][index]
-        for slot in landed:
-            item.rows.remove(slot)
-            self._pool.free(slot.page)
-        gone = [used, *(slot.rows for slot in landed)]
+        gone = [used, *(slot.rows for slot in slots)]
+        for slot in slots:
+            if slot.landed:  # others stay with their fetch, which ends
+                item.rows.remove(slot)
+                self._pool.free(slot.page)
         for part in item.parts.values():
             if any(len(part.rows.intersect(span)) for span in gone):
                 for fetch in tuple(part.candidates):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from chiasm.errors import ChiasmError, EmbeddingLost, Internal, InvalidRequest, Unavailable
@@ -25,19 +24,18 @@ from decoder_svc.engine.messages import (
     AbortRequest,
     AddRequest,
     ChoiceDone,
-    Event,
     FinishReason,
     ItemReleased,
     PartFailed,
     RedirectPart,
     RequestFailed,
-    StepEvents,
     StepPlan,
     StepResult,
-    StepTokens,
     StopChoice,
     Tokens,
 )
+from decoder_svc.engine.outgoing import Outgoing
+from decoder_svc.engine.pipeline import Pipeline
 from decoder_svc.engine.request import Request, Sequence, State
 from decoder_svc.engine.transfers import TransferTimes
 from decoder_svc.runner.executor import Executor, RanksLost
@@ -50,12 +48,6 @@ _IDLE_S = 1.0  # longest sleep while there is no request
 _STALLED_S = 0.1  # and while requests wait for rows or ranks: deadlines are looked at so often
 _PATIENCE_S = 60.0  # for lost ranks to come back before their requests are failed
 _MOST_CRASHES = 2  # losses of ranks that one request may have been in flight for
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    plan: StepPlan
-    submitted_at: float
 
 
 class EngineCore:
@@ -90,9 +82,8 @@ class EngineCore:
         self._timeout_s = embedding_timeout_s
         self._clock = clock
         self._requests: dict[str, Request] = {}
-        self._tokens: list[StepTokens] = []
-        self._events: list[tuple[str, Event]] = []
-        self._in_flight: deque[_Step] = deque()
+        self._outgoing = Outgoing(mailbox)
+        self._pipeline = Pipeline(executor, metrics, clock)
         self._lost_at: float | None = None  # when the ranks were lost, until they are back
         # Names whom to fail should the next line raise; None = unclear.
         self._suspects: Callable[[], Iterable[str]] | None = None
@@ -125,7 +116,7 @@ class EngineCore:
         plan = self._plan()
         self._ask_for_rows()
         self._submit(plan)
-        busy = bool(self._in_flight)
+        busy = len(self._pipeline) > 0
         self._apply(self._collect(plan))
         self._publish()
         return busy
@@ -223,28 +214,22 @@ class EngineCore:
             self._give_up_in_time()
             return None
         self._lost_at = None
-        if len(self._in_flight) >= self._executor.depth:
+        if self._pipeline.is_full:
             return None
         return self._scheduler.schedule(self._clock())
 
     def _submit(self, plan: StepPlan | None) -> None:
         if plan is not None:
             self._suspects = partial(self._scheduler.members, plan.step)
-            self._in_flight.append(_Step(plan, self._clock()))
-            self._executor.submit(plan)
+            self._pipeline.submit(plan)
 
     def _collect(self, submitted: StepPlan | None) -> StepResult | None:
         """The oldest step's result, once the pipeline is full or there is nothing to add to it."""
-        full = len(self._in_flight) >= self._executor.depth
-        if not self._in_flight or (submitted is not None and not full):
+        pipeline = self._pipeline
+        if not len(pipeline) or (submitted is not None and not pipeline.is_full):
             return None
-        oldest = self._in_flight[0]
-        self._suspects = partial(self._scheduler.members, oldest.plan.step)
-        result = self._executor.collect()
-        if result is None or result.step != oldest.plan.step:  # not yet, or of a step given up
-            return None
-        self._metrics.step_time.observe(self._clock() - oldest.submitted_at)
-        return result
+        self._suspects = partial(self._scheduler.members, pipeline.oldest)
+        return pipeline.collect()
 
     # 4. Apply.
 
@@ -252,30 +237,38 @@ class EngineCore:
         if result is None:
             return
         flight = self._scheduler.complete(result.step)
-        self._in_flight.popleft()
-        self._suspects = lambda: (sequence.request.request_id for sequence in flight.drawing)
+        self._suspects = lambda: (sequence.request.request_id for sequence in flight.sequences)
+        draws: tuple[tuple[Sequence, Sampled], ...] = ()
+        if not result.token_ids:
+            draws = tuple(zip(flight.drawing, result.sampled, strict=True))
+            self._fail_unsound(draws)
+        self._scheduler.share(flight)
         if result.token_ids:
             told, others = flight.take(result.token_ids)
-            self._tokens += told
+            self._outgoing.say_tokens(told)
             for sequence, token_id in others:
                 if sequence.state is State.RUNNING:
                     self._take_token(sequence, token_id)
-        else:
-            for sequence, sampled in zip(flight.drawing, result.sampled, strict=True):
-                if sequence.state is State.RUNNING:
-                    self._take_draw(sequence, sampled)
+        for sequence, sampled in draws:
+            if sequence.state is State.RUNNING:
+                self._take_draw(sequence, sampled)
         self._suspects = None
 
+    def _fail_unsound(self, draws: Iterable[tuple[Sequence, Sampled]]) -> None:
+        """Before others can find their pages: any of those may hold what is not a number."""
+        for sequence, sampled in draws:
+            request = sequence.request
+            if not sampled.finite and sequence.state is State.RUNNING:
+                self._metrics.nonfinite_logits.inc()
+                logger.error("request %s: non-finite logits", request.request_id)
+                self._scheduler.condemn(request)
+                self._fail(request.request_id, Internal("the model produced non-finite numbers"))
+
     def _take_draw(self, sequence: Sequence, sampled: Sampled) -> None:
-        request = sequence.request
-        if not sampled.finite:
-            self._metrics.nonfinite_logits.inc()
-            logger.error("request %s: non-finite logits", request.request_id)
-            self._fail(request.request_id, Internal("the model produced non-finite numbers"))
-            return
         if sampled.token_id == NO_TOKEN:
             message = "the grammar of the answer has become too complex to go on with"
-            self._fail(request.request_id, InvalidRequest(message, param="response_format"))
+            error = InvalidRequest(message, param="response_format")
+            self._fail(sequence.request.request_id, error)
             return
         told = () if sampled.logprob is None else (sampled,)
         self._take_token(sequence, sampled.token_id, told)
@@ -289,7 +282,9 @@ class EngineCore:
         position = len(sequence.output)
         reason = sequence.append(token_id)
         if reason is not FinishReason.STOP:
-            self._emit(request, Tokens(sequence.choice, position, (token_id,), told))
+            self._outgoing.say(
+                request.request_id, Tokens(sequence.choice, position, (token_id,), told)
+            )
         if reason is not None:
             stop_id = token_id if reason is FinishReason.STOP else None
             self._finish(sequence, reason, stop_id)
@@ -297,19 +292,19 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_id: int | None = None) -> None:
         request = sequence.request
         self._scheduler.finish(sequence)
-        self._emit(request, ChoiceDone(sequence.choice, reason, stop_id))
+        self._outgoing.say(request.request_id, ChoiceDone(sequence.choice, reason, stop_id))
         if not request.live:
             summary = request.summary(self._clock())
             self._metrics.generation_tokens.inc(request.num_sampled)
             logger.info("request %s done: %s", request.request_id, summary)
-            self._emit(request, summary)
+            self._outgoing.say(request.request_id, summary)
             self._end(request.request_id)
 
     def _fail(self, request_id: str, error: ChiasmError) -> None:
         request = self._requests.get(request_id)
         if request is not None:
             logger.warning("request %s failed: %s", request_id, error)
-            self._emit(request, RequestFailed(error))
+            self._outgoing.say(request.request_id, RequestFailed(error))
             self._end(request_id)
 
     def _end(self, request_id: str) -> None:
@@ -317,22 +312,31 @@ class EngineCore:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        for sequence in request.live:
+        for sequence in reversed(request.live):  # who leads last: nobody has to follow
             self._scheduler.finish(sequence)
         if request.promises:
             self._receiver.release(request_id)
 
     def _fail_suspects(self) -> None:
-        """Fails whom the exception concerns: the plan in hand, or everybody when unclear."""
-        failed = set(self._suspects() if self._suspects is not None else self._requests)
-        while self._in_flight:  # results are in order: after a lost one none can be told apart
-            step = self._in_flight.popleft().plan.step
+        """Fails whom the exception concerns: the plan in hand, or everybody when unclear.
+
+        Raises:
+            AssertionError: The scheduler's books are wrong, so that one request might read another
+                one's pages. The engine ends, and its process: other decoders take its requests.
+        """
+        named = set(self._suspects()) if self._suspects is not None else set()
+        failed = named or set(self._requests)
+        for step in self._pipeline.abandon():  # after a lost result none can be told apart
             failed |= self._scheduler.members(step)
             self._scheduler.discard(step)
         self._suspects = None
+        error = Internal("internal error")
         for request_id in failed:
-            self._fail(request_id, Internal("internal error"))
+            if request_id not in self._requests:  # it could not even be taken in
+                self._outgoing.say(request_id, RequestFailed(error))
+            self._fail(request_id, error)
         self._publish()
+        self._scheduler.check()
 
     # When the ranks are lost.
 
@@ -341,10 +345,9 @@ class EngineCore:
 
         But whoever was in flight too often when ranks were lost may be what kills them.
         """
-        steps = [step.plan.step for step in self._in_flight]
+        steps = self._pipeline.abandon()
         flying = {name for step in steps for name in self._scheduler.members(step)}
         logger.error("%s; %d requests start over", loss, len(self._requests))
-        self._in_flight.clear()
         self._suspects = None
         self._lost_at = self._clock()
         self._metrics.step_failures.inc()
@@ -377,17 +380,16 @@ class EngineCore:
         match notice:
             case ItemLanded(_, item):
                 end = request.promises[item].prompt_end
-                self._emit(request, ItemReleased(item, end <= (request.num_cached or 0)))
+                self._outgoing.say(
+                    request.request_id, ItemReleased(item, end <= (request.num_cached or 0))
+                )
             case PartLost(_, item, part, attempt, cause, message):
                 self._metrics.embedding_lost.labels(cause=cause.value).inc()
-                self._emit(request, PartFailed(item, part, attempt, cause, message))
-
-    def _emit(self, request: Request, event: Event) -> None:
-        self._events.append((request.request_id, event))
+                self._outgoing.say(
+                    request.request_id, PartFailed(item, part, attempt, cause, message)
+                )
 
     def _send(self, commands: Seq[FetchCommand]) -> None:
-        events = StepEvents(tuple(self._tokens), tuple(self._events))
-        self._tokens, self._events = [], []
         load = replace(
             self._scheduler.load(),
             slab_pages_free=self._receiver.num_free_pages,
@@ -395,4 +397,4 @@ class EngineCore:
             available=self._executor.ready,
             num_losses=self._executor.num_losses,
         )
-        self._mailbox.send(events, commands, load)
+        self._outgoing.send(commands, load)

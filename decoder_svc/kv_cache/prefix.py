@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from decoder_svc.kv_cache.block_pool import BlockPool
@@ -74,6 +74,13 @@ class PrefixIndex:
             self._blocks[key] = block
             self._keys[block] = key
             self._pool.mark_cached(block)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Nobody finds these pages any more; those it does not know are none of its business."""
+        known = [block for block in blocks if block in self._keys]
+        self._pool.unmark_cached(known)
+        for block in known:
+            self._forget(block)
 
     def clear(self) -> None:
         """Forgets every page."""

@@ -136,6 +136,11 @@ class PageTable:
         self._pool.release(sequence.blocks)
         sequence.attach([], 0)
 
+    def condemn(self, sequence: Sequence) -> None:
+        """Nobody finds its pages again, those that others filled included: it has read them all."""
+        if self._prefix is not None:
+            self._prefix.forget(sequence.blocks)
+
     def forget(self) -> None:
         """Nobody finds a page again: what they held is lost."""
         if self._prefix is not None:

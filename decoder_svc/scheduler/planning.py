@@ -97,11 +97,12 @@ def plan_step(
     fits = counts.pages[at] <= counts.told[at] + 1  # there is room for one new page of each
     if np.count_nonzero(fits) > most_rows:
         fits[:] = False
-    cohort = seats.cohort(at[fits]) if fits.any() else None
-    rows = cohort.begin() if cohort else None
     others = [(sequence, 1) for sequence in seats.holders(at[~fits])] + chosen.chunks
     others.sort(key=lambda pair: pair[1] > 1)  # stable: single tokens first
     planned = tuple(_planned(sequence, length, receiver) for sequence, length in others)
+    # Nobody is in flight before what can raise has been done: else it would be for ever.
+    cohort = seats.cohort(at[fits]) if fits.any() else None
+    rows = cohort.begin() if cohort else None
     entries = []
     for (sequence, length), part in zip(others, planned, strict=True):
         draws = part.draw is not None

@@ -24,6 +24,7 @@ from decoder_svc.kv_cache.prefix import PrefixIndex
 from decoder_svc.scheduler.budget import Limits, StepBudget, demands_of, landed_chunk
 from decoder_svc.scheduler.decoding import ready_to_decode
 from decoder_svc.scheduler.gate import PromptGate
+from decoder_svc.scheduler.media_rows import MediaRows
 from decoder_svc.scheduler.pages import PageTable
 from decoder_svc.scheduler.planning import Chosen, Flight, plan_step
 from decoder_svc.scheduler.policy import Queue
@@ -54,6 +55,7 @@ class Scheduler:
         self._seats = Seats(limits.max_running)
         self._pages = PageTable(pool, prefix, limits, self._seats)
         self._receiver = receiver
+        self._rows = MediaRows(receiver)
         self._metrics = metrics
         self._waiting = Queue()
         self._running = Queue()
@@ -73,7 +75,10 @@ class Scheduler:
         sequence.finish()
         if not sequence.in_flight:
             self._leave(sequence)
-        self._promote(sequence.request)
+        request = sequence.request
+        self._promote(request)
+        if any(s.state is State.WAITING for s in request.sequences):
+            self._rows.give_back(request)
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run."""
@@ -117,14 +122,11 @@ class Scheduler:
         return {s.request.request_id for s in flight.sequences} if flight else set()
 
     def complete(self, step: int) -> Flight:
-        """A step came back: what it computed counts. Returns who was in it."""
-        flight = self._steps.pop(step)
-        prefilled = {
-            id(sequence.request): sequence.request
-            for sequence in (entry.sequence for entry in flight.entries)
-            if sequence.request.promises and sequence.computed < sequence.request.num_prompt
-        }
-        flight = self._settle(flight, counts=True)
+        """A step came back: what it computed counts. Returns who was in it; see `share`."""
+        return self._settle(self._steps.pop(step), counts=True)
+
+    def share(self, flight: Flight) -> None:
+        """Others may use what a complete step has computed, of whoever has not ended since."""
         if flight.cohort is not None:
             self._pages.publish_each(flight.cohort.at)
         for entry in flight.entries:
@@ -134,9 +136,19 @@ class Scheduler:
                     self._pages.publish(sequence)
                 if len(request.sequences) > 1:
                     self._fork(sequence)
+        prefilled = {
+            id(entry.sequence.request): entry.sequence.request
+            for entry in flight.entries
+            if entry.sequence.request.promises
+            and entry.sequence.computed - entry.length < entry.sequence.request.num_prompt
+        }
         for request in prefilled.values():
-            self._consume(request)
-        return flight
+            self._rows.consume(request)
+
+    def condemn(self, request: Request) -> None:
+        """What is on its pages is not sound: nobody finds any of them again."""
+        for sequence in request.sequences:
+            self._pages.condemn(sequence)
 
     def discard(self, step: int) -> None:
         """A step failed: what it computed does not count."""
@@ -288,11 +300,7 @@ class Scheduler:
         self._waiting.add(victim)
         request = victim.request
         request.move()
-        if any(s.state is State.RUNNING for s in request.sequences):
-            return
-        unused = {i: at for i, at in request.consumed.items() if at < _rows(request, i)}
-        if unused:  # landed rows give their slots back too
-            self._receiver.preempt(request.request_id, unused)
+        self._rows.give_back(request)
 
     def _admit(self, now: float) -> Sequence | None:
         """Moves the head of the waiting line into the batch when seats and pages allow."""
@@ -302,7 +310,7 @@ class Scheduler:
         if self._seats.num_left(self._running) < 1 + sequence.request.num_parked:
             return None
         found = self._pages.find(sequence)
-        again = self._rows_needed_again(sequence.request, found.num_tokens)
+        again = self._rows.needed_again(sequence.request, found.num_tokens)
         if again and any(s.in_flight for s in sequence.request.sequences):
             return None
         if len(self._running) and not self._pages.fits(sequence, found, self._running):
@@ -312,9 +320,8 @@ class Scheduler:
         self._enter(sequence)
         self._note_admission(sequence, now)
         if again:
-            sequence.request.consumed.update(again)
-            self._receiver.preempt(sequence.request.request_id, again)
-        self._consume(sequence.request)
+            self._rows.fetch_again(sequence.request, again)
+        self._rows.consume(sequence.request)
         return sequence
 
     def _note_admission(self, sequence: Sequence, now: float) -> None:
@@ -371,26 +378,5 @@ class Scheduler:
                 self._waiting.add(sequence)
                 return
 
-    def _consume(self, request: Request) -> None:
-        """Tells the receiver which rows nobody will read any more."""
-        edges = [s.computed for s in request.sequences if s.state is State.RUNNING]
-        if not edges:
-            return
-        # Parked siblings need no more than their leader: they join before it leaves what is shared.
-        for item, before in request.consumed.items():
-            until = request.promises[item].row_at(min(edges))
-            if until > before:
-                request.consumed[item] = until
-                self._receiver.consume(request.request_id, item, until)
-
-    def _rows_needed_again(self, request: Request, computed: int) -> dict[int, int]:
-        """Items of which rows were used and given up, but pages that held the result are gone."""
-        first = {item: request.promises[item].row_at(computed) for item in request.consumed}
-        return {item: row for item, row in first.items() if row < request.consumed[item]}
-
     def _queue_of(self, sequence: Sequence) -> Queue:
         return self._running if sequence.state is State.RUNNING else self._waiting
-
-
-def _rows(request: Request, item: int) -> int:
-    return request.promises[item].plan.num_rows

@@ -148,6 +148,7 @@ class SimulatedRanks(Executor):
         self.slab: dict[int, tuple[bytes, int]] = {}
         self.fail_on: set[str] = set()
         self.nan_on: set[str] = set()
+        self.most_given_up = 0  # steps that the engine may have forgotten, and still come back
         self.num_steps = 0
         self._size = block_size
         self._pages: dict[tuple[int, int], Seen] = {}
@@ -156,7 +157,7 @@ class SimulatedRanks(Executor):
         self._plans: deque[StepPlan] = deque()
 
     def submit(self, plan: StepPlan) -> None:
-        assert len(self._plans) < self.depth, "more plans in flight than the pipeline is deep"
+        assert len(self._plans) < self.depth + self.most_given_up, "more in flight than is allowed"
         lengths = [len(s.token_ids) for s in plan.sequences]
         assert lengths == sorted(lengths, key=lambda length: length > 1), "single tokens first"
         if plan.decodes is not None:
@@ -271,10 +272,11 @@ class Simulation:
         segment_rows: int = 100,
         lag: int = 0,
         timeout_s: float = 120.0,
+        ranks: SimulatedRanks | None = None,
         **limits: int,
     ) -> None:
         self.metrics = DecoderMetrics()
-        self.ranks = SimulatedRanks(
+        self.ranks = ranks or SimulatedRanks(
             block_size=block_size, depth=depth, ahead=ahead, most_rows=most_rows
         )
         self.receiver = EmbeddingReceiver(pages=slab_pages, page_rows=page_rows, row_bytes=4)
@@ -307,11 +309,8 @@ class Simulation:
             clock=lambda: self.now,
         )
         self.told: dict[str, Told] = {}
-        self.load = EngineLoad()
-        self.silent = False
-        self.num_lost = 0
-        self._segment_rows = segment_rows
-        self._lag = lag
+        self.load, self.silent, self.num_lost = EngineLoad(), False, 0
+        self._segment_rows, self._lag = segment_rows, lag
         self._late: deque[tuple[int, FetchEvent]] = deque()
         self._opened: dict[bytes, Open] = {}
         self._turn = 0
@@ -352,11 +351,8 @@ class Simulation:
         for _ in range(5 + 2 * self._lag):
             self.step()
         assert self.blocks.num_held == 0
-        assert self.receiver.num_free_pages == self._slab_pages()
+        assert self.receiver.num_free_pages == self.receiver._pool.num_pages
         assert (self.load.running, self.load.waiting) == (0, 0)
-
-    def _slab_pages(self) -> int:
-        return self.receiver._pool.num_pages
 
     def _take(
         self,

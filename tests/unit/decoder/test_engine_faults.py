@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chiasm.errors import EmbeddingLost, Internal
@@ -12,6 +14,7 @@ from decoder_svc.engine.messages import (
     FinishReason,
     PartFailed,
     RedirectPart,
+    StepResult,
     StopChoice,
 )
 from tests.unit.decoder.simulation import (
@@ -54,6 +57,121 @@ def test_logits_that_are_not_finite_fail_one_request_of_the_batch() -> None:
     for add in (adds[0], adds[2]):
         assert sim.told[add.request_id].tokens(1) == expected(add, 1)
     sim.settle()
+
+
+@pytest.mark.parametrize("chunk_tokens", [8, 64])
+def test_pages_of_numbers_that_are_not_finite_are_never_found(chunk_tokens: int) -> None:
+    """Neither those of the step that told it nor those of the chunks before, which told nothing."""
+    sim = Simulation(block_size=4, chunk_tokens=chunk_tokens)
+    sim.add(make_request("seed", TEXT[:9], max_tokens=1))
+    sim.run()
+    sim.ranks.nan_on = {"bad"}
+    sim.add(make_request("bad", TEXT[:24], n=2))
+    sim.run()
+    assert isinstance(sim.told["bad"].failed, Internal)
+    assert sim.prefix is not None and len(sim.prefix) == 0
+    add = make_request("good", TEXT[:24])
+    sim.add(add)
+    sim.run()
+    done = sim.told["good"].done
+    assert done is not None and done.cached_tokens == 0
+    assert sim.told["good"].tokens() == expected(add)
+    sim.settle()
+
+
+def test_a_page_that_is_not_finite_is_forgotten_with_the_answer_it_was_filled_by() -> None:
+    sim = Simulation(block_size=4)
+    sim.add(make_request("bad", TEXT[:6], max_tokens=20))
+    sim.add(make_request("good", TEXT[10:16], max_tokens=20))
+    for _ in range(8):
+        sim.step()
+    assert sim.prefix is not None
+    num_found = len(sim.prefix)
+    sim.ranks.nan_on = {"bad"}
+    sim.step()
+    assert isinstance(sim.told["bad"].failed, Internal)
+    assert len(sim.prefix) == num_found // 2
+    sim.run()
+    sim.settle()
+
+
+class Planted(Exception):
+    """A fault in the engine's own code."""
+
+
+def raise_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """The next call of a method raises."""
+    method = getattr(owner, name)
+
+    def fail(*args: object, **named: object) -> object:
+        monkeypatch.setattr(owner, name, method)
+        raise Planted
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("name", ["publish", "publish_each", "find", "grow", "grow_each"])
+def test_a_fault_in_the_books_fails_who_was_concerned_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
+) -> None:
+    sim = Simulation(ahead=ahead, most_rows=8)
+    sim.ranks.most_given_up = sim.ranks.depth
+    for index in range(3):
+        sim.add(make_request(f"r{index}", TEXT[index : index + 8], max_tokens=12, n=1 + index % 2))
+    sim.step()
+    raise_once(monkeypatch, sim.scheduler._pages, name)
+    sim.add(make_request("late", TEXT[5:15], max_tokens=6))
+    sim.run(most=100)
+    assert sim.metrics.step_failures._value.get() == 1
+    failed = [told.failed for told in sim.told.values() if told.failed is not None]
+    assert failed and all(isinstance(error, Internal) for error in failed)
+    add = make_request("after", TEXT[:8])
+    sim.add(add)
+    sim.run()
+    assert sim.told["after"].tokens() == expected(add)
+    sim.settle()
+
+
+def test_a_step_that_came_back_short_fails_whoever_was_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim = Simulation()
+    collect = sim.ranks.collect
+
+    def cut() -> StepResult:
+        monkeypatch.setattr(sim.ranks, "collect", collect)
+        return StepResult(collect().step)
+
+    monkeypatch.setattr(sim.ranks, "collect", cut)
+    sim.add(make_request("short", TEXT[:9]))
+    sim.run(most=10)
+    assert isinstance(sim.told["short"].failed, Internal)
+    assert sim.prefix is not None and len(sim.prefix) == 0
+    sim.settle()
+
+
+def test_a_request_that_cannot_be_taken_in_is_told_so() -> None:
+    sim = Simulation()
+    sim.add(replace(make_request("odd", TEXT[:4]), grid_positions=b"xyz"))
+    sim.run(most=3)
+    assert isinstance(sim.told["odd"].failed, Internal)
+    sim.settle()
+
+
+@pytest.mark.parametrize(("owner", "name"), [("scheduler", "_settle"), ("pages", "drop")])
+def test_an_engine_whose_books_are_wrong_ends_and_its_callers_are_told(
+    monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
+    sim = Simulation()
+    sim.add(make_request("a", TEXT[:6], max_tokens=2))
+    sim.step()
+    owners = {"scheduler": sim.scheduler, "pages": sim.scheduler._pages}
+    raise_once(monkeypatch, owners[owner], name)
+    with pytest.raises(AssertionError, match="pages held by nobody"):
+        for _ in range(3):
+            sim.core.step_safely()
+    assert isinstance(sim.told["a"].failed, Internal)
 
 
 def test_a_request_the_receiver_chokes_on_is_the_only_one_to_fail() -> None:

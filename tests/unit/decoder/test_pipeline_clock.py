@@ -60,8 +60,7 @@ class ClockedPipeline(SimulatedRanks):
 
 def decode_steadily(sim: Simulation, num_sequences: int) -> tuple[list[float], list[int]]:
     """How busy stages are, and sizes of micro-batches, while all requests decode."""
-    pipeline = ClockedPipeline(block_size=4)
-    sim.core._executor = sim.ranks = pipeline
+    pipeline = clock_of(sim)
     adds = [
         make_request(f"r{i}", [20 + i, 21, 22, 23 + i], max_tokens=60) for i in range(num_sequences)
     ]
@@ -83,7 +82,13 @@ def decode_steadily(sim: Simulation, num_sequences: int) -> tuple[list[float], l
 
 
 def pipelined() -> Simulation:
-    return Simulation(num_blocks=1000, max_running=64, depth=STAGES, chunk_tokens=256)
+    ranks = ClockedPipeline(block_size=4)
+    return Simulation(num_blocks=1000, max_running=64, depth=STAGES, chunk_tokens=256, ranks=ranks)
+
+
+def clock_of(sim: Simulation) -> ClockedPipeline:
+    assert isinstance(sim.ranks, ClockedPipeline)
+    return sim.ranks
 
 
 @pytest.mark.parametrize("num_sequences", [4, 16, 18, 31, 64])
@@ -102,7 +107,7 @@ def test_without_a_share_per_stage_the_pipeline_stands_idle() -> None:
 
 def test_prompts_that_come_at_once_are_spread_over_the_stages() -> None:
     sim = pipelined()
-    sim.core._executor = sim.ranks = pipeline = ClockedPipeline(block_size=4)
+    pipeline = clock_of(sim)
     for index in range(12):
         sim.add(make_request(f"r{index}", [30 + index] * 8, max_tokens=2))
     for _ in range(STAGES):
@@ -113,7 +118,7 @@ def test_prompts_that_come_at_once_are_spread_over_the_stages() -> None:
 
 def test_one_sequence_is_never_in_two_micro_batches_before_its_token_is_known() -> None:
     sim = pipelined()
-    sim.core._executor = sim.ranks = pipeline = ClockedPipeline(block_size=4)
+    pipeline = clock_of(sim)
     add = make_request("alone", [20, 21, 22], max_tokens=6)
     sim.add(add)
     while not sim.told["alone"].over:

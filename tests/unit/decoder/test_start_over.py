@@ -53,10 +53,8 @@ class MortalRanks(SimulatedRanks):
 
 
 def mortal(depth: int) -> tuple[Simulation, MortalRanks]:
-    sim = Simulation(depth=depth, num_blocks=96, slab_pages=24)
     ranks = MortalRanks(block_size=4, depth=depth)
-    sim.core._executor = sim.ranks = ranks
-    return sim, ranks
+    return Simulation(depth=depth, num_blocks=96, slab_pages=24, ranks=ranks), ranks
 
 
 @pytest.mark.parametrize("depth", [1, 3])
