@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,9 @@ from encoder_svc.runner import TowerRunner
 from gateway.prompt import PromptBuilder
 from tests.layouts import LaidOut
 from tests.parity.harness import Prepared, Served, request
+
+REPEATS = 3
+"""Of loading, and of reading the same files."""
 
 
 class Stopwatch:
@@ -38,6 +42,26 @@ class Stopwatch:
                 torch.cuda.synchronize(self._device)
             self.seconds[name] = time.perf_counter() - began
             print(f"  {name}: {self.seconds[name]:.2f} s", flush=True)
+            return found
+
+        return timed
+
+    def best(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call made `REPEATS` times, its results let go of but for the last one's.
+
+        Its seconds are the least, as those of reading are; the first call's are kept beside them.
+        """
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            once, seconds, found = self.time(name, call), [], None
+            for _ in range(REPEATS):
+                del found
+                gc.collect()
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()
+                found = once(*args, **kwargs)
+                seconds.append(self.seconds[name])
+            self.seconds[name], self.seconds[f"{name}, first"] = min(seconds), seconds[0]
             return found
 
         return timed
@@ -66,7 +90,7 @@ class Loaded(LaidOut):
             fp8_matmul=True,
         )
         plain = assembly.load_stage
-        assembly.load_stage = watch.time("load language model", plain)  # type: ignore[assignment]
+        assembly.load_stage = watch.best("load language model", plain)  # type: ignore[assignment]
         try:
             watch.time("engine", self.open)(config, path, segment_rows=512)
         finally:

@@ -48,20 +48,3 @@ def test_programs_of_a_small_weight_fit_at_once(outputs) -> None:
     shape = shape_for(outputs)
     programs, threads = -(-outputs // shape.rows), shape.warps * 32
     assert shape.registers is None or programs <= 132 * (65536 // (shape.registers * threads))
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1")
-@pytest.mark.parametrize("rows, programs", [(33, 0), (64, 3), (100, 5), (100, 7), (20, 2)])
-@pytest.mark.parametrize("outputs, inputs", [(37, 512), (200, 696)])
-@pytest.mark.parametrize("weight_first", [True, False])
-def test_mid_rows(rows, programs, outputs, inputs, weight_first) -> None:
-    from chiasm.kernels.mid_rows_triton import Cut, launch_mid_rows, room
-
-    torch.manual_seed(rows)
-    x, weight = torch.randn(rows, inputs).half(), torch.randn(outputs, inputs).half()
-    bias = torch.randn(outputs).half()
-    wanted = x.double() @ weight.double().t() + bias.double()
-    cut = Cut(64, 64, 2, 4, programs, weight_first)
-    out = launch_mid_rows(x, weight, bias, cut)
-    torch.testing.assert_close(out.double(), wanted, rtol=2e-3, atol=5e-2)
-    assert not room(x.device)[1].any()
