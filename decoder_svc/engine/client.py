@@ -125,8 +125,9 @@ class EngineClient:
             )
         place = self.admission.enter(add)
         self._num_submitted += 1
-        if add.request_id in self._streams:  # a replay that overtook the end of its first life
-            add = replace(add, request_id=f"{add.request_id}#{self._num_submitted}")
+        # A replay may come before its first life has ended, or before the engine's last words of
+        # that have been heard: each life has a name of its own.
+        add = replace(add, request_id=f"{add.request_id}#{self._num_submitted}")
         stream = EventStream(add.request_id, self, place)
         self._streams[add.request_id] = stream
         self.mailbox.put(add)

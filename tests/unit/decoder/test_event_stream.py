@@ -65,12 +65,14 @@ async def test_every_token_arrives_once_and_in_order(seed: int) -> None:
     for position in range(300):
         has_room = draw.random() < 0.8
         (is_open.set if draw.random() < 0.7 else is_open.clear)()
-        told = StepTokens(("gone", "a"), (0, 0), (position,) * 2, (100 + position,) * 2)
+        told = StepTokens(
+            ("gone", stream.request_id), (0, 0), (position,) * 2, (100 + position,) * 2
+        )
         client.mailbox.send(StepEvents((told,)), (), EngineLoad())
         await turns(draw.randrange(5))
     is_open.set()
     done = ChoiceDone(0, FinishReason.LENGTH)
-    client.mailbox.send(StepEvents(others=(("a", done),)), (), EngineLoad())
+    client.mailbox.send(StepEvents(others=((stream.request_id, done),)), (), EngineLoad())
     await asyncio.wait_for(reader, 60)
     assert heard == list(range(300))
     assert 0 < len(past) < 300
@@ -85,10 +87,25 @@ async def test_room_is_given_back_before_tokens_go_past() -> None:
     waiting = asyncio.create_task(stream.next())
     await turns(2)
     assert client.admission.waiting_pages == 1
-    client.mailbox.send(StepEvents((StepTokens(("a",), (0,), (0,), (5,)),)), (), EngineLoad())
+    told = StepTokens((stream.request_id,), (0,), (0,), (5,))
+    client.mailbox.send(StepEvents((told,)), (), EngineLoad())
     assert await waiting == [Tokens(0, 0, (5,))]  # the first goes the long way
     assert client.admission.waiting_pages == 0
     stream.close()
+
+
+async def test_last_words_of_a_life_that_was_closed_are_not_heard_in_the_next() -> None:
+    client = EngineClient(max_waiting=4, metrics=DecoderMetrics())
+    first = client.open(request("a"))
+    first.close()
+    second = client.open(request("a"))
+    late = StepTokens((first.request_id,), (0,), (0,), (5,))
+    client.mailbox.send(StepEvents((late,)), (), EngineLoad())
+    told = StepTokens((second.request_id,), (0,), (0,), (6,))
+    client.mailbox.send(StepEvents((told,)), (), EngineLoad())
+    await turns(2)
+    assert await second.next() == [Tokens(0, 0, (6,))]
+    second.close()
 
 
 def test_a_token_is_serialized_as_any_answer() -> None:
