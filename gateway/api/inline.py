@@ -33,8 +33,8 @@ def lift(raw: bytes | bytearray) -> tuple[bytes | bytearray, Lifted]:
         looked_at += 1
         end = raw.find(b'"', at + 1)
         head = _HEAD.match(raw, at + 1)
-        if head is not None and end - at > LEAST_CHARS and raw.find(b"\\", at, end) < 0:
-            data = strict_base64(view[head.end() : end])
+        if head is not None and end - at > LEAST_CHARS:
+            data = strict_base64(view[head.end() : end])  # None where there is a backslash
             if data:
                 name = f"data:;lifted,{nonce}-{len(lifted)}"
                 lifted[name] = data
