@@ -7,6 +7,7 @@ shapes as without it, and the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from chiasm.plan import Grid
 from encoder_svc.models.base import VisionTower
+
+logger = logging.getLogger(__name__)
 
 _REMEMBERED = 1024  # lists of grids, and how often they came
 _FAMILIAR = 4  # times: recording stops the tower for some forwards' time
@@ -50,7 +53,7 @@ class GraphedTower:
         key = tuple(grids)
         found = self._graphs.get(key)
         if found is None and self._is_familiar(key):
-            found = self._capture(patches, key)
+            found = self._try_capture(patches, key)
         if found is None:
             rows: Tensor = self._tower(patches, grids)
             return rows
@@ -71,14 +74,33 @@ class GraphedTower:
             self._seen.popitem(last=False)
         return False
 
+    def _try_capture(self, patches: Tensor, key: tuple[Grid, ...]) -> _Graph | None:
+        """None where it fails. Then no other is tried: the memory that graphs share is still
+        marked as being recorded into. Those that are there go on being replayed."""
+        stream = torch.cuda.current_stream(patches.device) if patches.is_cuda else None
+        try:
+            return self._capture(patches, key)
+        except RuntimeError:  # of CUDA or its allocator: out of memory, a recording that was ended
+            self._max_patches = -1
+            if stream is not None:
+                torch.cuda.set_stream(stream)  # a recording that fails to end leaves its own
+            logger.exception("the tower's forwards are no longer recorded as graphs")
+            return None
+
     def _capture(self, patches: Tensor, key: tuple[Grid, ...]) -> _Graph:
         """When these grids ran before, whatever they need was compiled and tuned."""
         if len(self._graphs) >= self._keep:
             self._graphs.popitem(last=False)
         static = patches.clone()
         graph = torch.cuda.CUDAGraph()
+        # torch hands out 32 streams over and over, but for each priority others: what some thread
+        # orders on the stream that is recorded would be recorded as well, or end the recording.
+        stream = torch.cuda.Stream(patches.device, priority=-1)
         # Other threads go on allocating and copying meanwhile: only this one's calls are checked.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+        )
+        with recording:
             rows = self._tower(static, key)
         made = self._graphs[key] = _Graph(graph, static, rows)
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from chiasm.checkpoint import resolve_model
 from chiasm.plan import Grid
+from encoder_svc.graphs import GraphedTower
 from encoder_svc.runner import NON_FINITE, TowerRunner
 from encoder_svc.work import PreparedUnit, RunFailure
 
@@ -72,6 +74,35 @@ def test_reading_does_not_wait_for_or_see_the_next_forward() -> None:
         runner.run(batch, segment_rows=10)
     assert [bytes(buffer.read(0, buffer.num_rows)) for buffer in first[0]] == before
     assert bytes(first[0][0].read(2, 5)) == before[0][2 * 256 : 5 * 256]  # 128 x bfloat16
+
+
+def test_graphs_are_recorded_while_rows_are_read() -> None:
+    """Every read takes a stream, of which there are few: none is the one that is recorded."""
+    runner = load("cuda", "auto")
+    batch = units()
+    expected = [rows(runner, [unit])[0] for unit in batch]
+    first = runner.run(batch[:1], segment_rows=10)[0]
+    assert not isinstance(first, RunFailure)
+    done = threading.Event()
+
+    def read() -> int:
+        reads = 0
+        while not done.is_set():
+            first[0].read(0, first[0].num_rows)
+            reads += 1
+        return reads
+
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read) for _ in range(4)]
+        try:
+            for _ in range(6):  # recorded at the fourth time
+                for unit, wanted in zip(batch, expected, strict=True):
+                    assert torch.equal(rows(runner, [unit])[0], wanted)
+        finally:
+            done.set()
+        assert sum(reader.result() for reader in readers) > 32
+    assert isinstance(runner._forward, GraphedTower)
+    assert len(runner._forward._graphs) == len(batch)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -50,3 +50,20 @@ def test_what_was_long_not_seen_is_forgotten(tower: Recorder) -> None:
     come(tower, Grid(1, 6, 6), times=1)
     come(tower, SMALL, times=1)
     assert not hasattr(tower, "recorded")
+
+
+def test_after_a_recording_that_failed_no_other_is_tried(
+    tower: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def fail(_: torch.Tensor, key: tuple[Grid, ...]) -> Any:
+        tries.append(key)
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(tower, "_capture", fail)
+    patches = torch.ones(3)
+    for grid in (SMALL, Grid(1, 4, 6)):
+        for _ in range(6):
+            assert torch.equal(tower(patches, [grid]), patches)  # as the tower itself answers
+    assert tries == [(SMALL,)]
