@@ -326,9 +326,8 @@ class EngineCore:
         """
         named = set(self._suspects()) if self._suspects is not None else set()
         failed = named or set(self._requests)
-        for step in self._pipeline.abandon():  # after a lost result none can be told apart
-            failed |= self._scheduler.members(step)
-            self._scheduler.discard(step)
+        self._pipeline.abandon()  # after a lost result none can be told apart
+        failed |= self._scheduler.discard()
         self._suspects = None
         error = Internal("internal error")
         for request_id in failed:

@@ -150,15 +150,17 @@ class Scheduler:
         for sequence in request.sequences:
             self._pages.condemn(sequence)
 
-    def discard(self, step: int) -> None:
-        """A step failed: what it computed does not count."""
-        if flight := self._steps.pop(step, None):
-            self._settle(flight, counts=False)
+    def discard(self) -> set[str]:
+        """No planned step comes back, submitted or not. Returns the requests that were in any."""
+        concerned: set[str] = set()
+        for step in tuple(self._steps):
+            concerned |= self.members(step)
+            self._settle(self._steps.pop(step), counts=False)
+        return concerned
 
     def restart(self) -> None:
         """What pages held is lost: no step in flight comes back, everybody computes again."""
-        for step in tuple(self._steps):
-            self.discard(step)
+        self.discard()
         for sequence in reversed(tuple(self._running)):
             self._preempt(sequence)
         self._pages.forget()

@@ -133,6 +133,26 @@ def test_a_fault_in_the_books_fails_who_was_concerned_and_nothing_is_left(
     sim.settle()
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("scheduler", "demands"), ("receiver", "grant"), ("receiver", "take_commands")],
+)
+def test_a_step_that_is_planned_and_never_submitted_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch, owner: str, name: str
+) -> None:
+    sim = Simulation(num_blocks=8, max_running=2)
+    for index in range(4):  # what is not given back would soon be missed
+        sim.add(make_request(f"bad{index}", TEXT[:9], n=2))
+        raise_once(monkeypatch, getattr(sim, owner), name)
+        sim.run(most=10)
+        assert isinstance(sim.told[f"bad{index}"].failed, Internal)
+    add = make_request("good", TEXT[:9], n=2)
+    sim.add(add)
+    sim.run()
+    assert sim.told["good"].tokens(1) == expected(add, 1)
+    sim.settle()
+
+
 def test_a_step_that_came_back_short_fails_whoever_was_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
