@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from chiasm.errors import InvalidRequest
 from gateway.api.errors import error_body
@@ -32,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._overhead = 0  # bytes since the last end of a head, piece of a body, or message
         self._deadline: asyncio.TimerHandle | None = None
         self._told = 0.0  # when the reader of a body was last woken
+        self._answered: RequestResponseCycle | None = None  # the last that was begun
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first head is awaited."""
@@ -39,8 +40,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Nothing is awaited any more, and whoever is being answered has gone.
+
+        uvicorn tells only the request that came last, which may stand behind that one.
+        """
         self._stop_waiting()
+        answered = self._answered
+        if answered is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -124,6 +132,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def write_now(self, data: bytes) -> None:
         """Writes a piece of it, as `send` would. Only after `takes_now`."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """A request's turn has come."""
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _filled(self) -> None:
         """The body has gone by: a new parser goes on, the old one would wait for it for ever."""

@@ -14,14 +14,15 @@ from gateway.api.protocol import MAX_OVERHEAD_BYTES
 from gateway.app import Gateway
 from tests.unit.gateway_face.scripted import ScriptedPipeline, chat, make_face
 from tests.unit.gateway_face.test_app import config
+from tests.waiting import until
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Streams]:
-    gateway = Gateway(make_face(ScriptedPipeline()), config())
+async def connected(pipeline: ScriptedPipeline | None = None) -> AsyncIterator[Streams]:
+    gateway = Gateway(make_face(pipeline or ScriptedPipeline()), config())
     await gateway.start()
     host, _, port = gateway.address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -105,3 +106,15 @@ async def test_silent_connections_are_closed(begin: bytes, monkeypatch: pytest.M
     async with connected() as (reader, writer):
         writer.write(begin)
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_who_goes_with_requests_still_in_line_is_not_answered(streamed: bool) -> None:
+    pipeline = ScriptedPipeline(hold=asyncio.Event())
+    body = orjson.dumps(chat(stream=streamed))
+    async with connected(pipeline) as (_, writer):
+        writer.write(2 * (POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)))
+        await until(lambda: pipeline.held == 1)
+        writer.transport.abort()
+        await until(lambda: pipeline.ends == ["cancelled"])
+    assert len(pipeline.jobs) == 1
