@@ -96,6 +96,7 @@ class Choices:
         """The decoder ended a choice. Raises Unavailable when it gave up on it."""
         choice = finished.choice
         if self._ended[choice]:
+            self.overrun += finished.HasField("stop_token_id")  # drawn, and never sent as a token
             return []
         reason = _REASONS.get(finished.reason)
         if reason is None:

@@ -181,7 +181,10 @@ class FakeDecoder(decoder_pb2_grpc.DecoderServicer):
             await self._step(step)
             for choice, ids in tuple(open_choices.items()):
                 if choice in generation.stopped or step >= len(ids):
-                    yield self._finished(choice, whole=len(ids) < budget)
+                    finished = self._finished(choice, whole=len(ids) < budget)
+                    if choice in generation.stopped:  # it was told to stop: no token did
+                        finished.finished.ClearField("stop_token_id")
+                    yield finished
                     del open_choices[choice]
                 elif step >= sent.get(choice, 0):
                     yield decoder_pb2.GenerateResponse(

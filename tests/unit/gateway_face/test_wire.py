@@ -53,6 +53,18 @@ def read(frame: bytes) -> dict[str, Any]:
     return parsed
 
 
+def test_a_stop_token_drawn_behind_a_stop_string_is_not_paid_for() -> None:
+    """Whether the decoder draws it before it is told of the stop string is chance."""
+    manner = Manner(stop=("So",))
+    choices = Choices(1, lambda: Detokenizer(PROMPTS.vocabulary, manner))
+    ids = TOKENIZER.encode("So", add_special_tokens=False).ids
+    assert isinstance(choices.push(decoder_pb2.TokenDelta(choice=0, token_ids=ids))[-1], ChoiceDone)
+    stopped = decoder_pb2.ChoiceFinished(choice=0, reason=decoder_pb2.FINISH_REASON_STOP)
+    assert choices.finish(stopped) == [] and choices.overrun == 0
+    stopped.stop_token_id = 0
+    assert choices.finish(stopped) == [] and choices.overrun == 1
+
+
 def test_whole_and_streamed_say_the_same() -> None:
     wire, choice = ChatWire(reply()), Choice()
     content = reasoning = arguments = ""
