@@ -117,7 +117,8 @@ class DecoderConfig:
     """auto = the checkpoint's weights; dummy = random weights, for measuring speed."""
     fp8_matmul: bool = False
     """Keep FP8 weights of dense layers in 8 bits and multiply them so, on GPUs that can (capability
-    8.9); else they are multiplied out as they are read. Its kernels are tested on a GPU, a whole model is not yet."""
+    8.9); else they are multiplied out as they are read. Its kernels are tested on a GPU, a whole
+    model is not yet."""
     transport: str = "auto"
     """auto, nixl or grpc."""
     max_model_len: int = 0
