@@ -2,7 +2,7 @@
 
 Owns the requests. What runs when is the scheduler's decision, which rows are where the receiver's
 business, computing the executor's. Only here is everything caught: a failing step fails its
-requests, never the engine.
+requests, and ends the engine only if that leaves pages that nobody can account for.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class EngineCore:
         return busy
 
     def step_safely(self) -> bool:
-        """`step`, but whatever it raises fails the requests concerned and nobody else."""
+        """`step`, but what it raises fails the requests concerned. Raises as `_fail_suspects`."""
         try:
             return self.step()
         except RanksLost as loss:
