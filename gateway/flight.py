@@ -42,11 +42,16 @@ class Nudge:
     """Wakes the consumer: the encodings have settled."""
 
 
+class HalfTold:
+    """In place of tokens that something failed at: whatever was done with them is done once."""
+
+
 TokenDelta = decoder_pb2.TokenDelta
 Said = list[ChoiceEvent]
-News = (
-    TokenDelta | Said | decoder_pb2.ChoiceFinished | decoder_pb2.GenerateDone | ChiasmError | Nudge
-)
+Ending = decoder_pb2.ChoiceFinished | decoder_pb2.GenerateDone | ChiasmError
+News = TokenDelta | Said | Ending | Nudge | HalfTold
+
+_HALF_TOLD = HalfTold()
 
 
 class Flight:
@@ -233,9 +238,11 @@ class Flight:
         if len(news) > 1:
             news[:] = joined(news)
         while news and isinstance(delta := news[0], TokenDelta):
-            news[0] = said = self._choices.push(delta)
+            news[0] = _HALF_TOLD  # what is raised from here on must not be met by a second try
+            said = self._choices.push(delta)
             if len(said) > 1:
-                return  # the decoder is to be told
+                news[0] = said  # the decoder is to be told
+                return
             if said and isinstance(said[0], Delta):
                 outlet.write(said[0])
             del news[0]
@@ -253,6 +260,9 @@ class Flight:
                 return [self._done(news)]
             case ChiasmError():
                 raise news
+            case HalfTold():
+                logger.error("%s failed in the middle of a delta", self._order.context.request_id)
+                raise Internal("internal error")
         return []
 
     async def _stop(self, choice: int) -> None:

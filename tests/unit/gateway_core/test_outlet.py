@@ -7,7 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
+from chiasm.errors import Internal
 from chiasm.fakes import FakeDecoder, Script
+from gateway.choices import Choices
 from gateway.inbox import Inbox
 from gateway.messages import ChatJob, ChoiceDone, Delta, Event, FinishReason, JobDone, Sampling
 from gateway.outlet import Outlet
@@ -93,6 +95,38 @@ async def test_a_decoder_that_dies_is_replaced_behind_an_open_outlet(make_rig: R
         client = Client()
         await client.read(rig, chat("x", sampling=Sampling(max_tokens=20)))
         assert client.ids() == IDS[:20]
+
+
+@pytest.mark.parametrize("owner", [Choices, Outlet])
+async def test_what_fails_on_the_way_out_fails_its_request_and_is_not_tried_again(
+    make_rig: RigMaker, monkeypatch: pytest.MonkeyPatch, owner: type
+) -> None:
+    """A second try would find the first one's traces: ids and text twice."""
+    client = Client()
+    name, calls = ("push", 0) if owner is Choices else ("write", 0)
+    method = getattr(owner, name)
+
+    def fail_once(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        done = method(*args)
+        if calls == 5:
+            raise ValueError("planted")
+        return done
+
+    async def once_told(step: int) -> None:
+        await until(lambda: len(client.ids()) >= step)
+
+    monkeypatch.setattr(owner, name, fail_once)
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    rig = await make_rig(decoders=[scripted(step_when=once_told)])
+    with pytest.raises(Internal, match="internal error"):
+        await client.read(rig, chat("x", sampling=Sampling(max_tokens=20)))
+    assert calls == 5
+    assert len(failures) == 1
+    assert client.ids() == IDS[: 4 if owner is Choices else 6]
+    await rig.settle()
 
 
 async def test_what_an_attendant_leaves_or_fails_at_is_the_readers() -> None:
