@@ -81,7 +81,7 @@ class GraphedTower:
         try:
             return self._capture(patches, key)
         except RuntimeError:  # of CUDA or its allocator: out of memory, a recording that was ended
-            self._max_patches = -1
+            self._keep = 0
             if stream is not None:
                 torch.cuda.set_stream(stream)  # a recording that fails to end leaves its own
             logger.exception("the tower's forwards are no longer recorded as graphs")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import orjson
 import pytest
 
 from gateway import app
 from gateway.api.protocol import MAX_OVERHEAD_BYTES
 from gateway.app import Gateway
+from gateway.messages import Delta, Event, Job
+from gateway.outlet import Outlet
 from tests.unit.gateway_face.scripted import ScriptedPipeline, chat, make_face
 from tests.unit.gateway_face.test_app import config
 from tests.waiting import until
@@ -118,3 +121,36 @@ async def test_who_goes_with_requests_still_in_line_is_not_answered(streamed: bo
         writer.transport.abort()
         await until(lambda: pipeline.ends == ["cancelled"])
     assert len(pipeline.jobs) == 1
+
+
+class ShortWay(ScriptedPipeline):
+    """Lets all deltas but the first out at once."""
+
+    async def run(self, job: Job, outlet: Outlet | None = None) -> AsyncGenerator[Event, None]:
+        assert outlet is not None
+        async for event in super().run(job):
+            if isinstance(event, Delta) and outlet.ready():
+                outlet.write(event)
+            else:
+                yield event
+        self.ends.append(f"{outlet.tokens} at once")
+
+
+async def test_what_is_written_past_the_server_is_part_of_the_answer() -> None:
+    """On one connection, so that the next answer shows where the one before has ended."""
+    words = ("red", " circle", " and", " more")
+    pipeline = ShortWay(words=words)
+    gateway = Gateway(make_face(pipeline), config())
+    await gateway.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.address}", timeout=60) as client:
+            for _ in range(2):
+                answer = await client.post("/v1/chat/completions", json=chat(stream=True))
+                *frames, last = [line for line in answer.text.split("\n\n") if line]
+                assert last == "data: [DONE]"
+                chunks = [orjson.loads(frame.removeprefix("data: ")) for frame in frames]
+                told = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
+                assert tuple(text for text in told if text) == words
+    finally:
+        await gateway.stop()
+    assert pipeline.ends == 2 * ["finished", f"{len(words) - 1} at once"]
